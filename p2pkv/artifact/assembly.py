@@ -1,0 +1,82 @@
+"""What is still missing of the artifact that is being fetched: nodes first, then their blocks. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from p2pkv.artifact.read import Artifact
+from p2pkv.formats.cid import Cid
+from p2pkv.formats.segment import BlockRef
+from p2pkv.limits import SEGMENT_TOKENS
+
+
+class Assembly:
+    """The first ``hit_tokens`` tokens of ``artifact``, segment by segment.
+
+    Feed it nodes and arrived blocks in any order; a segment is complete when its node and all its blocks are here.
+    """
+
+    def __init__(self, artifact: Artifact, hit_tokens: int) -> None:
+        self.artifact = artifact
+        self.hit_tokens = hit_tokens
+        self.segment_count = artifact.segments_for(hit_tokens)
+        self.total_bytes = 0
+        self.done_bytes = 0
+        self._nodes = {cid: index for index, cid in enumerate(artifact.manifest.segments[: self.segment_count])}
+        self._missing: list[set[Cid] | None] = [None] * self.segment_count
+        self._waiting: dict[Cid, list[int]] = {}  # missing block -> the segments that hold it
+        self._sizes: dict[Cid, int] = {}
+
+    @property
+    def missing_nodes(self) -> Collection[Cid]:
+        """The segment nodes that are not here yet, in order."""
+        return self._nodes.keys()
+
+    def add_node(self, cid: Cid, node: bytes) -> list[tuple[int, BlockRef]]:
+        """Take a segment's node and return (segment, block) for its blocks; none for a node that is here already.
+
+        Raises what Artifact.open_segment raises.
+        """
+        index = self._nodes.get(cid)
+        if index is None:
+            return []
+        segment = self.artifact.open_segment(index, node)
+        del self._nodes[cid]
+        refs = list(segment.blocks())
+        self._missing[index] = {ref.cid for ref in refs}
+        for ref in refs:
+            self._waiting.setdefault(ref.cid, []).append(index)
+            if ref.cid not in self._sizes:
+                self._sizes[ref.cid] = ref.size
+                self.total_bytes += ref.size
+        return [(index, ref) for ref in refs]
+
+    def add_block(self, cid: Cid) -> list[int]:
+        """Take a verified block; return the segments that it completes."""
+        completed: list[int] = []
+        for index in self._waiting.pop(cid, ()):
+            missing = self._missing[index]
+            if missing is None:
+                continue
+            missing.discard(cid)
+            if not missing:
+                completed.append(index)
+        self.done_bytes += self._sizes.pop(cid, 0)
+        return completed
+
+    def is_complete(self, index: int) -> bool:
+        return self._missing[index] is not None and not self._missing[index]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every segment is here."""
+        return all(self.is_complete(index) for index in range(self.segment_count))
+
+    def held(self) -> Iterator[int]:
+        """Yield the segments that are complete."""
+        return (index for index in range(self.segment_count) if self.is_complete(index))
+
+    def usable(self) -> tuple[int, int]:
+        """Return (segments, tokens) that are complete from the start without a gap."""
+        segments = next((i for i in range(self.segment_count) if not self.is_complete(i)), self.segment_count)
+        return segments, min(segments * SEGMENT_TOKENS, self.hit_tokens)

@@ -1,0 +1,144 @@
+"""Every bound against a peer, a file or a caller, each with its reason.
+
+Bounds are checked before anything is allocated. A number that is not here is not a bound.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from p2pkv.units import GIB, KIB, MIB, MINUTE
+
+# --- formats -----------------------------------------------------------------------------------------------------------
+# 256 tokens amortise one look-up and one Python turn over about 5 ms of transfer, and a prefill step of 256 costs nothing.
+SEGMENT_TOKENS: Final = 256
+# A block is hashed and held whole before it is trusted: 1 MiB bounds what one lie can cost.
+MAX_BLOCK_BYTES: Final = MIB
+# A codec may add a little to incompressible data; a coded block is never larger than this.
+MAX_CODED_BLOCK_BYTES: Final = MAX_BLOCK_BYTES + 4 * KIB
+# The token ids of the longest artifact, as u32, fill one block.
+MAX_TOKENS: Final = MAX_BLOCK_BYTES // 4
+MAX_SEGMENTS: Final = MAX_TOKENS // SEGMENT_TOKENS
+# Above this many bytes the token ids leave the manifest for a block of their own, so that look-ups stay small.
+MAX_INLINE_TOKEN_BYTES: Final = 256 * KIB
+# The deepest published decoder stacks have about 130 layers.
+MAX_LAYERS: Final = 1024
+MAX_KV_HEADS: Final = 1024
+MAX_HEAD_DIM: Final = 8192
+# One layer of a 256-token segment with 1,024 heads still splits into no more parts than it has heads.
+MAX_BLOCKS_PER_LAYER: Final = 2 * MAX_KV_HEADS
+# A node of 1,024 layers with one block each is about 130 KiB; head-split layers take more.
+MAX_NODE_BYTES: Final = MIB
+# The formats nest at most five levels; the rest is room for later fields.
+MAX_NODE_DEPTH: Final = 16
+# Items of one node: 1,024 layers of a block with six fields each, and room.
+MAX_NODE_ITEMS: Final = 65_536
+# Names, licences and producer notes are for people; nobody reads more.
+MAX_TEXT_BYTES: Final = 64 * KIB
+# Manifests that disagree with our clock by less than this are not refused for it.
+MAX_CLOCK_SKEW_S: Final = 10 * MINUTE
+
+# --- checkpoints -------------------------------------------------------------------------------------------------------
+# The safetensors format's own bound on a header; an index of shards lists the same names, a config far less.
+MAX_CHECKPOINT_JSON_BYTES: Final = 100_000_000
+
+# --- wire --------------------------------------------------------------------------------------------------------------
+# Control messages: a query of 1,024 chain keys is 34 KiB, a want of 1,024 CIDs is 36 KiB.
+MAX_CONTROL_BYTES: Final = 256 * KIB
+# A block frame: one CID and the largest coded block or node.
+MAX_FRAME_BYTES: Final = MAX_CODED_BLOCK_BYTES + 64
+# CIDs in one want, have, dont-have or cancel; also the most that one peer may have outstanding with us.
+MAX_WANTS_PER_MESSAGE: Final = 1024
+MAX_WANTS_PER_PEER: Final = 4096
+# Chain keys in one query: a prompt of MAX_TOKENS has this many segments, and one tail.
+MAX_QUERY_KEYS: Final = MAX_SEGMENTS + 1
+# Manifests in one answer: a consumer picks one or two.
+MAX_QUERY_MATCHES: Final = 16
+# A peer must say hello, and answer a query, within this.
+HELLO_TIMEOUT_S: Final = 10.0
+QUERY_TIMEOUT_S: Final = 5.0
+# A dial that takes longer than this is worth less than the peers that answered meanwhile.
+PEER_CONNECT_TIMEOUT_S: Final = 5.0
+# Streams from one peer that we serve at once; one fetch needs one.
+MAX_STREAMS_PER_PEER: Final = 8
+
+# Dialling: TCP, Noise, yamux and the protocol's negotiation take a handful of round trips.
+DIAL_TIMEOUT_S: Final = 5.0
+# Addresses of one peer that are dialled: a record may list any number.
+MAX_ADDRESSES_PER_PEER: Final = 8
+# A peer that takes none of our bytes for this long is gone; a paused reader of ours never waits longer.
+SEND_STALL_S: Final = 30.0
+# Closing a stream writes one small frame; a connection that does not take it within this is left to die.
+CLOSE_TIMEOUT_S: Final = 1.0
+# After we closed a stream, its peer has this long to close its own end before the stream is reset.
+CLOSE_LINGER_S: Final = 5.0
+# Peers connected to us at once.
+MAX_CONNECTIONS: Final = 256
+
+# --- download ----------------------------------------------------------------------------------------------------------
+# A silent peer loses its blocks after this, or after mean + 4 deviations where that is longer (see pains: stalls).
+MIN_BLOCK_TIMEOUT_S: Final = 2.0
+MAX_BLOCK_TIMEOUT_S: Final = 30.0
+# Blocks asked of a peer before its rate is known; doubles with each full window that arrives in time.
+INITIAL_WINDOW_BLOCKS: Final = 4
+MAX_WINDOW_BLOCKS: Final = 256
+# Outstanding work per peer, in seconds of its measured rate: long enough to hide a round trip, short enough to lose little.
+WINDOW_SECONDS: Final = 0.5
+# Duplicate bytes that the tail of one session may cost.
+MAX_DUPLICATE_SHARE: Final = 0.02
+# A proven lie costs a peer this long.
+BAN_SECONDS: Final = 30 * MINUTE
+# Peers of one fetch: beyond this each adds more messages than speed.
+MAX_PEERS_PER_FETCH: Final = 32
+
+# --- routing -----------------------------------------------------------------------------------------------------------
+# Receivers drop provider records beyond 10 messages in 10 s from one peer: stay below it.
+ANNOUNCE_BURST: Final = 8
+ANNOUNCE_PER_SECOND: Final = 0.8
+# Provider records expire after 48 h; announce again with two chances to spare.
+ANNOUNCE_PERIOD_S: Final = 22 * 60 * MINUTE
+LOOKUP_TIMEOUT_S: Final = 5.0
+MAX_PROVIDERS_PER_LOOKUP: Final = 20
+# One question to one DHT peer, after it is connected; the others are asked meanwhile.
+DHT_REQUEST_TIMEOUT_S: Final = 2.0
+# A DHT answer: 20 providers and 20 closer peers with addresses and signed records are about 40 KiB.
+MAX_DHT_MESSAGE_BYTES: Final = 256 * KIB
+# Requests that wait for one DHT peer; beyond it the oldest are still to be answered and new ones are refused.
+MAX_DHT_QUEUE_PER_PEER: Final = 256
+# DHT peers asked at once by one look-up (Kademlia's alpha), and the closest peers that are asked and told (its k).
+DHT_PARALLEL: Final = 10
+DHT_CLOSEST: Final = 20
+# Start-up waits this long for the bootstrap peers, then goes on without them and keeps trying.
+JOIN_TIMEOUT_S: Final = 5.0
+# A node looks itself up again after the first of these seconds, the second, ...; the last one repeats.
+DHT_REFRESH_S: Final = (1.0, 5.0, 30.0, 2.0 * MINUTE, 10.0 * MINUTE)
+
+# --- bulk lane ---------------------------------------------------------------------------------------------------------
+# A bulk token is used at once by the peer that asked for it, or never.
+BULK_TOKEN_SECONDS: Final = 10.0
+# A stranger who connects to the bulk port and says nothing is cut off after this.
+BULK_HANDSHAKE_TIMEOUT_S: Final = 5.0
+# Lanes in each direction; each has a thread, and as a provider up to MAX_BULK_QUEUE_BYTES.
+MAX_BULK_CONNECTIONS: Final = 256
+# Connections that have not shown their token yet; one more drops the oldest, so that silent ones never shut honest ones out.
+MAX_BULK_STRANGERS: Final = 64
+# Offers that wait for their consumer: several times the lanes that could come of them within BULK_TOKEN_SECONDS.
+MAX_BULK_OFFERS: Final = 1024
+# Blocks queued for one lane: at full speed 2 ms of work, enough to hide a turn of the event loop and a read from the store.
+MAX_BULK_QUEUE_BYTES: Final = 2 * MIB
+# AES-GCM is good for 2^24.5 full records of one key (RFC 8446, section 5.5), some 370 GiB; a lane ends well before.
+MAX_BULK_LANE_BYTES: Final = 256 * GIB
+
+# --- store -------------------------------------------------------------------------------------------------------------
+# The shortest `sun_path` of the platforms we run on has 104 bytes, the closing zero included.
+MAX_SOCKET_PATH_BYTES: Final = 103
+# Some 10,000 publishers with notes; nobody keeps more by hand, and the file is read whole.
+MAX_TRUST_FILE_BYTES: Final = 4 * MIB
+# A note says in a line or two who a publisher is.
+MAX_TRUST_NOTE_BYTES: Final = KIB
+
+# --- control -----------------------------------------------------------------------------------------------------------
+# A request body is at most a prompt of MAX_TOKENS as JSON numbers, or a list of staged block names.
+MAX_REQUEST_BYTES: Final = 8 * MIB
+# Daemon and embedded node end within this after the first request to stop.
+SHUTDOWN_GRACE_S: Final = 2.0

@@ -1,0 +1,1 @@
+"""Who may speak: the consumer's rules over verified manifests."""
