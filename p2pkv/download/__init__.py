@@ -1,0 +1,1 @@
+"""The download engine: which block to ask of which peer, and when to give up on one. Sans-IO (``docs/architecture.md``)."""

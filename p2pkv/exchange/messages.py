@@ -1,0 +1,296 @@
+"""Frames and messages of the exchange (``docs/spec/exchange.md``).
+
+A frame is ``length u32 big endian | type u8 | body``; the length counts the body. Lists of CIDs are 36 bytes each, blocks
+are a CID and the payload, everything else is strict DAG-CBOR. The bound of each type is checked as soon as its header is
+there, before the body is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, TypeAlias
+
+from p2pkv.errors import FormatError, ProtocolError
+from p2pkv.formats import dagcbor
+from p2pkv.formats.cid import CID_BYTES, Cid
+from p2pkv.formats.fields import Fields
+from p2pkv.formats.hashing import DIGEST_BYTES
+from p2pkv.limits import (
+    MAX_CONTROL_BYTES,
+    MAX_FRAME_BYTES,
+    MAX_QUERY_KEYS,
+    MAX_QUERY_MATCHES,
+    MAX_SEGMENTS,
+    MAX_WANTS_PER_MESSAGE,
+)
+
+PROTOCOL_ID: Final = "/p2pkv/exchange/1.0.0"
+VERSION: Final = 1
+HEADER_BYTES: Final = 5
+TOKEN_BYTES: Final = 32
+_MAX_FEATURES: Final = 64
+_MAX_REQUEST_ID: Final = 2**31 - 1
+
+
+class MessageType(IntEnum):
+    """Wire codes, with gaps for later messages; receivers skip what they do not know."""
+
+    HELLO = 0x01
+    QUERY = 0x10
+    MATCHES = 0x11
+    WANT = 0x20
+    BLOCK = 0x21
+    DONT_HAVE = 0x22
+    HAVE = 0x23
+    CANCEL = 0x24
+    BULK_REQUEST = 0x30
+    BULK_OFFER = 0x31
+    ERROR = 0x7F
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First message of each side: the protocol version, a software name for people, and optional features by name."""
+
+    agent: str
+    features: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Which manifests match these chain keys? The keys are those after each segment, in order, a tail's last."""
+
+    request: int
+    keys: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """One manifest: the last matching segment and, of its ``segments`` segments, which the provider holds."""
+
+    manifest: Cid
+    matched: int
+    segments: int
+    held: bytes  # bitmap, segment i at bit i % 8 of byte i // 8
+
+    def holds(self, index: int) -> bool:
+        return bool(self.held[index // 8] >> (index % 8) & 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Matches:
+    """Answer to a query, longest match first; empty for none."""
+
+    request: int
+    matches: tuple[Match, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WantBlocks:
+    """Send these, in this order."""
+
+    cids: tuple[Cid, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    cid: Cid
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DontHave:
+    cids: tuple[Cid, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Have:
+    """The sender has gained these since it answered dont-have."""
+
+    cids: tuple[Cid, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    cids: tuple[Cid, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BulkRequest:
+    """Offer me a bulk lane for the blocks that I want."""
+
+
+@dataclass(frozen=True, slots=True)
+class BulkOffered:
+    """A bulk lane is open at this port of your connection's address; ``port`` 0 says that there is none."""
+
+    port: int
+    token: bytes
+    fingerprint: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorMessage:
+    """The sender gives up on this stream, for the reason that ``code`` names (a code of the error tree)."""
+
+    code: str
+    message: str
+
+
+Message: TypeAlias = (
+    Hello | Query | Matches | WantBlocks | Block | DontHave | Have | Cancel | BulkRequest | BulkOffered | ErrorMessage
+)
+
+_CID_LISTS: Final[dict[MessageType, type[WantBlocks | DontHave | Have | Cancel]]] = {
+    MessageType.WANT: WantBlocks,
+    MessageType.DONT_HAVE: DontHave,
+    MessageType.HAVE: Have,
+    MessageType.CANCEL: Cancel,
+}
+_CID_LIST_TYPES: Final = {message: kind for kind, message in _CID_LISTS.items()}
+
+
+def block_header(cid: Cid, size: int) -> bytes:
+    """Return what stands before a block's payload of ``size`` bytes."""
+    return _header(MessageType.BLOCK, CID_BYTES + size) + cid.binary
+
+
+def encode(message: Message) -> bytes:
+    """Return one whole frame."""
+    match message:
+        case Hello():
+            features: list[dagcbor.Value] = [*sorted(message.features)]
+            return _cbor_frame(MessageType.HELLO, {"version": VERSION, "agent": message.agent, "features": features})
+        case Query():
+            return _cbor_frame(MessageType.QUERY, {"request": message.request, "keys": list(message.keys)})
+        case Matches():
+            matches: list[dagcbor.Value] = [
+                {"manifest": m.manifest, "matched": m.matched, "segments": m.segments, "held": m.held} for m in message.matches
+            ]
+            return _cbor_frame(MessageType.MATCHES, {"request": message.request, "matches": matches})
+        case Block():
+            return block_header(message.cid, len(message.data)) + message.data
+        case BulkRequest():
+            return _cbor_frame(MessageType.BULK_REQUEST, {})
+        case BulkOffered():
+            return _cbor_frame(
+                MessageType.BULK_OFFER,
+                {"port": message.port, "token": message.token, "fingerprint": message.fingerprint},
+            )
+        case ErrorMessage():
+            return _cbor_frame(MessageType.ERROR, {"code": message.code, "message": message.message})
+        case _:
+            body = b"".join(cid.binary for cid in message.cids)
+            return _header(_CID_LIST_TYPES[type(message)], len(body)) + body
+
+
+def encode_cid_lists(kind: type[WantBlocks | DontHave | Have | Cancel], cids: Sequence[Cid]) -> bytes:
+    """Return frames for any number of CIDs, each within MAX_WANTS_PER_MESSAGE."""
+    step = MAX_WANTS_PER_MESSAGE
+    return b"".join(encode(kind(tuple(cids[at : at + step]))) for at in range(0, len(cids), step))
+
+
+class FrameDecoder:
+    """Turns bytes of any cut into messages. Raises ProtocolError once and for all when the peer breaks the rules."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Message]:
+        """Add ``data`` and return the messages that are now whole, in order."""
+        self._buffer += data
+        messages: list[Message] = []
+        at = 0
+        while len(self._buffer) - at >= HEADER_BYTES:
+            length = int.from_bytes(self._buffer[at : at + 4], "big")
+            code = self._buffer[at + 4]
+            _check_length(code, length)
+            end = at + HEADER_BYTES + length
+            if len(self._buffer) < end:
+                break
+            message = _decode(code, bytes(memoryview(self._buffer)[at + HEADER_BYTES : end]))
+            if message is not None:
+                messages.append(message)
+            at = end
+        del self._buffer[:at]
+        return messages
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether the bytes so far end in the middle of a frame."""
+        return bool(self._buffer)
+
+
+def _check_length(code: int, length: int) -> None:
+    bound = MAX_FRAME_BYTES if code == MessageType.BLOCK else MAX_CONTROL_BYTES
+    if length > bound:
+        raise ProtocolError(f"a frame of type 0x{code:02x} announces {length} bytes; {bound} are allowed")
+
+
+def _decode(code: int, body: bytes) -> Message | None:
+    try:
+        kind = MessageType(code)
+    except ValueError:
+        return None
+    try:
+        if kind is MessageType.BLOCK:
+            return Block(Cid.from_bytes(body[:CID_BYTES]), body[CID_BYTES:])
+        cid_list = _CID_LISTS.get(kind)
+        if cid_list is not None:
+            return cid_list(_cids(body))
+        return _decode_map(kind, Fields(dagcbor.decode_map(body), kind.name.lower(), FormatError))
+    except FormatError as error:
+        raise ProtocolError(f"bad {kind.name.lower()} message: {error.message}") from error
+
+
+def _decode_map(kind: MessageType, fields: Fields) -> Message:
+    match kind:
+        case MessageType.HELLO:
+            fields.integer("version", VERSION, VERSION)
+            features = fields.items("features", _MAX_FEATURES)
+            return Hello(fields.text("agent", 256), frozenset(name for name in features if isinstance(name, str)))
+        case MessageType.QUERY:
+            keys = fields.items("keys", MAX_QUERY_KEYS)
+            if not all(isinstance(key, bytes) and len(key) == DIGEST_BYTES for key in keys):
+                raise FormatError("a chain key is not 32 bytes")
+            return Query(fields.integer("request", 0, _MAX_REQUEST_ID), tuple(key for key in keys if isinstance(key, bytes)))
+        case MessageType.MATCHES:
+            request = fields.integer("request", 0, _MAX_REQUEST_ID)
+            return Matches(request, tuple(_match(item) for item in fields.maps("matches", MAX_QUERY_MATCHES)))
+        case MessageType.BULK_OFFER:
+            return BulkOffered(
+                fields.integer("port", 0, 65_535),
+                fields.fixed_bytes("token", TOKEN_BYTES),
+                fields.fixed_bytes("fingerprint", DIGEST_BYTES),
+            )
+        case MessageType.ERROR:
+            return ErrorMessage(fields.text("code", 256), fields.text("message", 4096))
+        case _:
+            return BulkRequest()
+
+
+def _match(fields: Fields) -> Match:
+    segments = fields.integer("segments", 1, MAX_SEGMENTS + 1)
+    return Match(
+        fields.link("manifest"),
+        fields.integer("matched", 1, segments),
+        segments,
+        fields.fixed_bytes("held", -(-segments // 8)),
+    )
+
+
+def _cids(body: bytes) -> tuple[Cid, ...]:
+    if len(body) % CID_BYTES or len(body) > CID_BYTES * MAX_WANTS_PER_MESSAGE:
+        raise FormatError(f"{len(body)} bytes are no list of at most {MAX_WANTS_PER_MESSAGE} CIDs")
+    return tuple(Cid.from_bytes(body[at : at + CID_BYTES]) for at in range(0, len(body), CID_BYTES))
+
+
+def _cbor_frame(kind: MessageType, value: dagcbor.Value) -> bytes:
+    body = dagcbor.encode(value)
+    return _header(kind, len(body)) + body
+
+
+def _header(kind: MessageType, length: int) -> bytes:
+    return length.to_bytes(4, "big") + bytes((kind,))

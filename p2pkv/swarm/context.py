@@ -1,0 +1,75 @@
+"""What the drivers need from the shell that runs them: the ports, chance, wall time, and a way to run blocking work."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+import trio
+
+from p2pkv import __version__
+from p2pkv.artifact.read import Artifact
+from p2pkv.exchange.messages import Match
+from p2pkv.limits import BAN_SECONDS
+from p2pkv.ports import BlockStore, BulkLane, Network, PeerId, Routing
+
+T = TypeVar("T")
+
+
+class Catalog(Protocol):
+    """Which artifacts are here. Synchronous and safe to call from any thread."""
+
+    def match(self, chain_keys: Sequence[bytes]) -> Sequence[Match]:
+        """Return the manifests that hold any of ``chain_keys``, longest match first."""
+
+    def add_artifact(self, artifact: Artifact, held: frozenset[int]) -> None:
+        """Commit an artifact whose segments ``held`` (by index) are in the store with all their blocks."""
+
+
+class Offload(Protocol):
+    """Runs blocking work off the event loop; a simulation runs it in place."""
+
+    def __call__(self, work: Callable[[], T], /) -> Awaitable[T]: ...
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """Run ``work`` in a worker thread: what a daemon uses as its Offload."""
+    return await trio.to_thread.run_sync(work)
+
+
+@dataclass(slots=True)
+class BanList:
+    """Peers that lied lately. Bans expire; nothing but a proven lie bans."""
+
+    _until: dict[PeerId, float] = field(default_factory=dict)
+
+    def ban(self, peer: PeerId, now: float) -> None:
+        self._until[peer] = now + BAN_SECONDS
+
+    def banned(self, peer: PeerId, now: float) -> bool:
+        if self._until.get(peer, now) <= now:
+            self._until.pop(peer, None)
+            return False
+        return True
+
+    def active(self, now: float) -> list[PeerId]:
+        return [peer for peer in list(self._until) if self.banned(peer, now)]
+
+
+@dataclass(slots=True)
+class Context:
+    """Shared by all drivers of one node. ``wall_clock`` gives seconds since the epoch, for expiry only."""
+
+    network: Network
+    routing: Routing
+    store: BlockStore
+    catalog: Catalog
+    trusted: Callable[[], Collection[str]]
+    wall_clock: Callable[[], float]
+    rng: random.Random
+    offload: Offload
+    bulk: BulkLane | None = None
+    agent: str = f"p2pkv/{__version__}"
+    bans: BanList = field(default_factory=BanList)

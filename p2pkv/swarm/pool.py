@@ -1,0 +1,157 @@
+"""The providers of one fetch: found by look-ups, dialled, asked what matches, kept until they leave, lie or are not needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import trio
+
+from p2pkv.errors import P2pkvError, PeerUnreachableError, ProtocolError
+from p2pkv.exchange.messages import ErrorMessage, Match, Matches, Message
+from p2pkv.formats.cid import Cid
+from p2pkv.limits import MAX_PEERS_PER_FETCH, PEER_CONNECT_TIMEOUT_S, QUERY_TIMEOUT_S
+from p2pkv.ports import PeerAddress, PeerId
+from p2pkv.swarm.context import Context
+from p2pkv.swarm.provider import BlockEvents, Provider
+
+
+class PoolEvents(BlockEvents, Protocol):
+    """What a fetch wants to know of its providers, beside their blocks. All calls come from the event loop."""
+
+    def provider_joined(self, provider: Provider) -> None:
+        """The provider said hello and may be asked for blocks."""
+
+    def provider_left(self, peer: PeerId) -> None:
+        """The provider is gone, for whatever reason."""
+
+    def provider_matched(self, provider: Provider, match: Match) -> None:
+        """The provider offers a manifest."""
+
+    def provider_said(self, provider: Provider, message: Message) -> None:
+        """Another message: don't-have or have."""
+
+    def search_changed(self) -> None:
+        """A look-up, dial or query came to its end."""
+
+
+class ProviderPool:
+    """Runs in ``nursery``. ``query_keys`` are asked of every provider; empty where the manifest is known already."""
+
+    def __init__(self, context: Context, nursery: trio.Nursery, events: PoolEvents, query_keys: Sequence[bytes]) -> None:
+        self._context = context
+        self._nursery = nursery
+        self._events = events
+        self._query_keys = query_keys
+        self._met: set[PeerId] = set()
+        self._under_way = 0
+        self._answered: dict[PeerId, trio.Event] = {}
+        self.providers: dict[PeerId, Provider] = {}
+        self.lost: set[PeerId] = set()
+        self.dropped: list[PeerId] = []
+
+    @property
+    def searching(self) -> bool:
+        """Whether look-ups, dials or queries are under way."""
+        return self._under_way > 0
+
+    @property
+    def found(self) -> int:
+        """How many providers were found so far, reachable or not."""
+        return len(self._met)
+
+    def search(self, keys: Iterable[bytes]) -> None:
+        """Look up ``keys`` in parallel, and meet every provider as it is found."""
+        for key in keys:
+            self._under_way += 1
+            self._nursery.start_soon(self._look_up, key)
+
+    def drop(self, peer: PeerId) -> None:
+        """End a provider that broke the rules, and refuse it for a while."""
+        self.dropped.append(peer)
+        self._context.bans.ban(peer, trio.current_time())
+        if peer in self.providers:
+            self.providers.pop(peer).close()
+
+    async def _look_up(self, key: bytes) -> None:
+        try:
+            async with self._context.routing.find_providers(key) as addresses:
+                async for address in addresses:
+                    self._meet(address)
+        finally:
+            self._finish_one()
+
+    def _meet(self, address: PeerAddress) -> None:
+        peer = address.peer_id
+        if len(self._met) >= MAX_PEERS_PER_FETCH or peer in self._met:
+            return
+        if self._context.bans.banned(peer, trio.current_time()):
+            return
+        self._met.add(peer)
+        self._under_way += 1
+        self._nursery.start_soon(self._connect, address)
+
+    async def _connect(self, address: PeerAddress) -> None:
+        peer = address.peer_id
+        try:
+            with trio.fail_after(PEER_CONNECT_TIMEOUT_S):
+                channel = await self._context.network.open_channel(address)
+        except (PeerUnreachableError, trio.TooSlowError):
+            self.lost.add(peer)
+            self._finish_one()
+            return
+        provider = Provider(self._context, channel, self)
+        answered = self._answered[peer] = trio.Event()
+        if self._query_keys:
+            provider.query(self._query_keys)
+        else:
+            answered.set()
+        self._nursery.start_soon(self._run, provider)
+        with trio.move_on_after(QUERY_TIMEOUT_S):
+            await provider.wait_ready()
+            if not provider.closed:
+                self.providers[peer] = provider
+                self._events.provider_joined(provider)
+                await answered.wait()
+        self._finish_one()
+
+    async def _run(self, provider: Provider) -> None:
+        peer = provider.peer_id
+        try:
+            await provider.run()
+        except ProtocolError:
+            self.drop(peer)
+        except PeerUnreachableError:
+            self.lost.add(peer)
+        else:
+            if peer in self.providers:  # it closed the stream, which is its right
+                self.lost.add(peer)
+        self.providers.pop(peer, None)
+        self._answered[peer].set()
+        self._events.provider_left(peer)
+
+    def _finish_one(self) -> None:
+        self._under_way -= 1
+        self._events.search_changed()
+
+    # --- what providers report -----------------------------------------------------------------------------------------
+
+    def provider_said(self, provider: Provider, message: Message) -> None:
+        match message:
+            case Matches(_, matches):
+                for match in matches:
+                    self._events.provider_matched(provider, match)
+                self._answered[provider.peer_id].set()
+            case ErrorMessage():
+                provider.close()
+            case _:
+                self._events.provider_said(provider, message)
+
+    def provider_delivered(self, provider: Provider, cid: Cid, size: int) -> None:
+        self._events.provider_delivered(provider, cid, size)
+
+    def provider_lied(self, provider: Provider, cid: Cid) -> None:
+        self._events.provider_lied(provider, cid)
+
+    def store_failed(self, error: P2pkvError) -> None:
+        self._events.store_failed(error)

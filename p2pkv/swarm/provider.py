@@ -1,0 +1,253 @@
+"""The consumer's driver for one provider: the exchange stream, and beside it the bulk lane where both sides have one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import trio
+
+from p2pkv.errors import IntegrityError, P2pkvError, PeerUnreachableError
+from p2pkv.exchange.connection import BULK, ConsumerConnection
+from p2pkv.exchange.messages import Block, BulkOffered, Hello, Message
+from p2pkv.formats.cid import Cid
+from p2pkv.limits import HELLO_TIMEOUT_S
+from p2pkv.ports import BulkOffer, BulkReceiver, Channel, PeerId
+from p2pkv.swarm.context import Context
+from p2pkv.swarm.groups import first_error
+
+# The lane is worth a short wait at the start; if it is not up by then, blocks come over the stream.
+_BULK_CONNECT_TIMEOUT_S = 1.0
+
+
+class BlockEvents(Protocol):
+    """What becomes of the blocks that providers send. All calls come from the event loop."""
+
+    def provider_delivered(self, provider: Provider, cid: Cid, size: int) -> None:
+        """A block is verified and stored."""
+
+    def provider_lied(self, provider: Provider, cid: Cid) -> None:
+        """A block had another hash than its CID says."""
+
+    def store_failed(self, error: P2pkvError) -> None:
+        """Our own disk refused a block."""
+
+
+class ProviderEvents(BlockEvents, Protocol):
+    """What the pool wants to know of one provider."""
+
+    def provider_said(self, provider: Provider, message: Message) -> None:
+        """A message other than blocks."""
+
+
+class Provider:
+    """One connected provider. :meth:`run` lives as long as the stream does."""
+
+    def __init__(self, context: Context, channel: Channel, events: ProviderEvents) -> None:
+        self._context = context
+        self._channel = channel
+        self._events = events
+        features = frozenset({BULK}) if context.bulk is not None else frozenset()
+        self._connection = ConsumerConnection(context.agent, features)
+        self._wake = trio.Event()
+        self._ready = trio.Event()
+        self._lane: BulkReceiver | None = None
+        self._asked: dict[Cid, int | None] = {}  # every CID ever asked of this peer, with its exact size where known
+        self._outstanding: set[Cid] = set()
+        self._cancel_scope = trio.CancelScope()
+        self._closed = False
+
+    @property
+    def peer_id(self) -> PeerId:
+        return self._channel.peer_id
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`run` has ended or is about to."""
+        return self._closed
+
+    @property
+    def bulk(self) -> bool:
+        """Whether blocks come over a bulk lane."""
+        return self._lane is not None
+
+    def want(self, cids: Sequence[Cid], sizes: Callable[[Cid], int | None]) -> None:
+        """Ask for ``cids``; ``sizes`` gives the exact size of a block, the largest of a node."""
+        for cid in cids:
+            self._asked[cid] = sizes(cid)
+        self._outstanding.update(cids)
+        self._connection.want(cids)
+        self._wake.set()
+
+    def cancel(self, cids: Sequence[Cid]) -> None:
+        self._outstanding.difference_update(cids)
+        self._connection.cancel(cids)
+        self._wake.set()
+
+    def query(self, keys: Sequence[bytes]) -> None:
+        self._connection.query(keys)
+        self._wake.set()
+
+    def close(self) -> None:
+        """End :meth:`run` soon."""
+        self._closed = True
+        self._cancel_scope.cancel()
+
+    async def wait_ready(self) -> None:
+        """Wait until the hello is exchanged and the bulk lane is up, refused or given up."""
+        await self._ready.wait()
+
+    async def run(self) -> None:
+        """Drive the stream until it ends or :meth:`close`. Raises PeerUnreachableError, ProtocolError."""
+        try:
+            with self._cancel_scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._send)
+                    await self._receive(nursery)
+                    nursery.cancel_scope.cancel()
+        except* P2pkvError as group:
+            raise first_error(group) from None
+        finally:
+            self._closed = True
+            self._ready.set()
+            if self._lane is not None:
+                self._lane.close()
+            await self._channel.aclose()
+
+    async def _send(self) -> None:
+        while True:
+            data = self._connection.data_to_send()
+            if data:
+                await self._channel.send(data)
+            else:
+                await self._wake.wait()
+                self._wake = trio.Event()
+
+    async def _receive(self, nursery: trio.Nursery) -> None:
+        with trio.move_on_after(HELLO_TIMEOUT_S) as patience:
+            while data := await self._channel.receive():
+                messages = self._connection.receive_data(data)
+                blocks = [message for message in messages if isinstance(message, Block)]
+                for message in messages:
+                    self._handle(message, nursery)
+                    patience.deadline = math.inf
+                if blocks:
+                    await self._take(blocks)
+        if patience.cancelled_caught:
+            raise PeerUnreachableError(f"{self.peer_id} did not say hello within {HELLO_TIMEOUT_S:.0f} s")
+
+    def _handle(self, message: Message, nursery: trio.Nursery) -> None:
+        match message:
+            case Hello(_, features):
+                if self._context.bulk is not None and BULK in features and self._channel.remote_host is not None:
+                    self._connection.request_bulk()
+                    self._wake.set()
+                else:
+                    self._ready.set()
+            case BulkOffered(port, token, fingerprint):
+                nursery.start_soon(self._open_lane, BulkOffer(port, token, fingerprint))
+            case Block():
+                pass
+            case _:
+                self._events.provider_said(self, message)
+
+    async def _take(self, blocks: list[Block]) -> None:
+        """Verify and store what came over the stream, off the event loop; a lie is told apart from our own disk."""
+        good: list[Block] = []
+
+        def verify_and_store() -> P2pkvError | None:
+            for block in blocks:
+                size = self._asked.get(block.cid)
+                if (size is not None and len(block.data) > size) or not _verified(block.cid, block.data):
+                    return IntegrityError(str(block.cid))
+                try:
+                    self._context.store.write(block.cid, block.data)
+                except P2pkvError as error:
+                    return error
+                good.append(block)
+            return None
+
+        error = await self._context.offload(verify_and_store)
+        for block in good:
+            self._delivered(block.cid, len(block.data))
+        if isinstance(error, IntegrityError):
+            self._events.provider_lied(self, blocks[len(good)].cid)
+        elif error is not None:
+            self._events.store_failed(error)
+
+    def _delivered(self, cid: Cid, size: int) -> None:
+        self._outstanding.discard(cid)
+        self._events.provider_delivered(self, cid, size)
+
+    # --- bulk lane -----------------------------------------------------------------------------------------------------
+
+    async def _open_lane(self, offer: BulkOffer) -> None:
+        host, bulk = self._channel.remote_host, self._context.bulk
+        if bulk is not None and host is not None and offer.port and self._lane is None:
+            sink = _LaneSink(self, trio.lowlevel.current_trio_token())
+            with trio.move_on_after(_BULK_CONNECT_TIMEOUT_S):
+                try:
+                    self._lane = await bulk.connect(host, offer, sink)
+                except PeerUnreachableError:
+                    self._lane = None  # blocks come over the stream
+        self._ready.set()
+
+    def lane_delivered(self, cid: Cid, size: int) -> None:
+        self._connection.take_bulk_block(cid)
+        self._delivered(cid, size)
+
+    def lane_lied(self, cid: Cid) -> None:
+        self._events.provider_lied(self, cid)
+
+    def lane_store_failed(self, error: P2pkvError) -> None:
+        self._events.store_failed(error)
+
+    def lane_closed(self) -> None:
+        """What was on its way over the lane is asked for again, over the stream."""
+        self._lane = None
+        again = list(self._outstanding)
+        if again:
+            self._connection.want(again)
+            self._wake.set()
+
+    def asked_size(self, cid: Cid) -> int | None:
+        """Return the exact size of a block that was ever asked of this peer. Safe from any thread."""
+        return self._asked.get(cid)
+
+
+class _LaneSink:
+    """Takes blocks in the lane's own thread, verifies and stores them there, and reports to the event loop."""
+
+    def __init__(self, provider: Provider, token: trio.lowlevel.TrioToken) -> None:
+        self._provider = provider
+        self._token = token
+
+    def expected_size(self, cid: Cid) -> int | None:
+        return self._provider.asked_size(cid)
+
+    def receive_block(self, cid: Cid, data: bytearray) -> None:
+        if not _verified(cid, data):
+            self._report(lambda: self._provider.lane_lied(cid))
+            return
+        try:
+            self._provider._context.store.write(cid, data)
+        except P2pkvError as error:
+            failure = error
+            self._report(lambda: self._provider.lane_store_failed(failure))
+            return
+        self._report(lambda: self._provider.lane_delivered(cid, len(data)))
+
+    def lane_closed(self) -> None:
+        self._report(self._provider.lane_closed)
+
+    def _report(self, call: Callable[[], None]) -> None:
+        try:
+            self._token.run_sync_soon(call)
+        except trio.RunFinishedError:
+            return  # the loop is gone, and the session with it
+
+
+def _verified(cid: Cid, data: bytes | bytearray) -> bool:
+    """Hash twice before calling a peer a liar, so that a fault of our own memory has to strike twice."""
+    return cid.matches(data) or cid.matches(data)

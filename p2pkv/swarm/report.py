@@ -1,0 +1,81 @@
+"""What a fetch tells while it runs and when it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeAlias
+
+from p2pkv.artifact.read import Artifact
+from p2pkv.download.engine import PeerProgress
+
+
+class FetchState(StrEnum):
+    """What a fetch is waiting for, in the words that people see."""
+
+    LOOKING_UP = "looking up providers"
+    OPENING = "reading the manifest"
+    TRANSFERRING = "transferring blocks"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A moment of a fetch: sizes in bytes, of the blocks that this fetch has to transfer."""
+
+    state: FetchState
+    detail: str
+    done_bytes: int
+    total_bytes: int
+    peers: tuple[PeerProgress, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """An artifact was opened and accepted; its first ``hit_tokens`` tokens are wanted, in ``segments`` segments."""
+
+    artifact: Artifact
+    hit_tokens: int
+    segments: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentReady:
+    """All blocks of segment ``index`` are in the store, verified."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A manifest that was found and not used, and why (a code of the error tree)."""
+
+    manifest: str
+    code: str
+    message: str
+    advice: str
+
+
+@dataclass(frozen=True, slots=True)
+class FetchReport:
+    """How a fetch went. Times are seconds from the start of the fetch; ``None`` where it did not come to that.
+
+    ``segments`` are complete from the start of the text; ``bytes_by_peer`` counts blocks and nodes that were used.
+    """
+
+    artifact: Artifact | None
+    hit_tokens: int
+    segments: int
+    local_bytes: int
+    bytes_by_peer: Mapping[str, int]
+    rate_by_peer: Mapping[str, float]
+    duplicate_bytes: int
+    blocks_refused: int
+    peers_lost: int
+    peers_dropped: tuple[str, ...]
+    refusals: tuple[Refusal, ...]
+    times: Mapping[str, float] = field(default_factory=dict)
+
+
+FetchEvent: TypeAlias = Progress | Matched | SegmentReady

@@ -1,0 +1,94 @@
+"""One simulated node: the real engines and drivers over the twins of network, routing and store, in virtual time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+from p2pkv.artifact.read import Artifact
+from p2pkv.exchange.messages import Match
+from p2pkv.formats.cid import Cid
+from p2pkv.ports import PeerAddress, PeerId
+from p2pkv.routing.boundaries import announce_keys
+from p2pkv.swarm.context import Context
+from p2pkv.swarm.fetch import Fetch, Target
+from p2pkv.swarm.report import FetchEvent, FetchReport
+from p2pkv.swarm.serve import Server
+from sims.network import World
+from sims.routing import MemoryRouting, ProviderRecords
+from sims.store import MemoryBlockStore
+
+T = TypeVar("T")
+
+
+async def in_place(work: Callable[[], T]) -> T:
+    """Offload of a simulation: no thread, since virtual time would run ahead of it."""
+    return work()
+
+
+class MemoryCatalog:
+    """Twin of the store's index."""
+
+    def __init__(self) -> None:
+        self._held: dict[Cid, tuple[Artifact, frozenset[int]]] = {}
+
+    def match(self, chain_keys: Sequence[bytes]) -> Sequence[Match]:
+        asked = set(chain_keys)
+        found: list[Match] = []
+        for cid, (artifact, held) in self._held.items():
+            matched = max((i + 1 for i, key in enumerate(artifact.chain_keys) if key in asked), default=0)
+            if matched:
+                bitmap = bytearray(-(-len(artifact.chain_keys) // 8))
+                for index in held:
+                    bitmap[index // 8] |= 1 << (index % 8)
+                found.append(Match(cid, matched, len(artifact.chain_keys), bytes(bitmap)))
+        return sorted(found, key=lambda match: -match.matched)
+
+    def add_artifact(self, artifact: Artifact, held: frozenset[int]) -> None:
+        self._held[artifact.cid] = (artifact, held)
+
+
+class SimNode:
+    """A node of ``world`` that serves what it holds and can fetch."""
+
+    def __init__(
+        self,
+        world: World,
+        records: ProviderRecords,
+        peer_id: PeerId,
+        *,
+        seed: int = 0,
+        trusted: Iterable[str] = (),
+        store: MemoryBlockStore | None = None,
+        bytes_per_second: float | None = None,
+        latency_s: float = 0.0,
+        wall_clock: Callable[[], float] = lambda: 1_800_000_000.0,
+    ) -> None:
+        self.network = world.add_node(peer_id, latency_s=latency_s, bytes_per_second=bytes_per_second)
+        self.store = store if store is not None else MemoryBlockStore()
+        self.catalog = MemoryCatalog()
+        self.trusted = set(trusted)
+        self.routing = MemoryRouting(records, PeerAddress(peer_id, self.network.addresses), latency_s=latency_s)
+        self.context = Context(
+            network=self.network,
+            routing=self.routing,
+            store=self.store,
+            catalog=self.catalog,
+            trusted=lambda: self.trusted,
+            wall_clock=wall_clock,
+            rng=random.Random(seed),
+            offload=in_place,
+        )
+        self.server = Server(self.context)
+        self.network.set_channel_handler(self.server.serve)
+
+    async def announce(self, artifact: Artifact) -> None:
+        """Announce an artifact at its boundaries and by manifest CID."""
+        for key in announce_keys(artifact.cid, artifact.manifest.tokens.count, artifact.chain_keys):
+            await self.routing.announce(key)
+
+    async def fetch(
+        self, target: Target, *, patience_s: float = 60.0, emit: Callable[[FetchEvent], None] = lambda event: None
+    ) -> FetchReport:
+        return await Fetch(self.context, target, emit).run(patience_s)

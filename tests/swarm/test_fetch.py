@@ -1,0 +1,251 @@
+"""The fetch driver over simulated nodes in virtual time: no sockets, no threads, no sleeping."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from p2pkv.errors import ExpiredError, FetchIncompleteError, NotFoundError, UntrustedPublisherError
+from p2pkv.formats.tensors import Dtype
+from p2pkv.swarm.fetch import ManifestTarget, PromptTarget
+from p2pkv.swarm.report import FetchEvent, SegmentReady
+from sims.network import World, open_world
+from sims.node import SimNode
+from sims.routing import ProviderRecords
+from tests.support.artifacts import NOW, PUBLISHER, Sample, make_sample, model
+
+TOKENS = list(range(1000, 1000 + 600))
+PROMPT = [*TOKENS, 1, 2, 3]
+
+
+class Town:
+    """A world with helpers to put nodes into it."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.records = ProviderRecords()
+
+    def node(self, name: str, **options: object) -> SimNode:
+        return SimNode(self.world, self.records, name, **options)  # type: ignore[arg-type]  # tests pass SimNode's own options
+
+    async def provider(self, name: str, sample: Sample, *, without: int = 0, **options: object) -> SimNode:
+        """A node that holds ``sample``, except its last ``without`` blocks, and has announced it."""
+        node = self.node(name, **options)
+        for cid, data in list(sample.blocks.items())[: len(sample.blocks) - without]:
+            node.store.write(cid, data)
+        node.catalog.add_artifact(sample.artifact, frozenset(range(len(sample.artifact.chain_keys))))
+        await node.announce(sample.artifact)
+        return node
+
+
+@pytest.fixture
+async def town(autojump_clock: MockClock) -> AsyncIterator[Town]:
+    async with open_world() as world:
+        yield Town(world)
+
+
+@pytest.fixture(scope="module")
+def sample() -> Sample:
+    return make_sample(TOKENS)
+
+
+def prompt(token_ids: list[int] = PROMPT, *, shared: int | None = None, dtype: Dtype = Dtype.BF16) -> PromptTarget:
+    return PromptTarget(model().model_id, dtype, tuple(token_ids), shared)
+
+
+async def test_a_prompt_that_goes_on_after_the_document_hits_all_of_it(town: Town, sample: Sample) -> None:
+    await town.provider("a", sample)
+    consumer = town.node("c", trusted=[PUBLISHER])
+    events: list[FetchEvent] = []
+    report = await consumer.fetch(prompt(), emit=events.append)
+    assert report.hit_tokens == 600
+    assert report.segments == 3
+    assert {event.index for event in events if isinstance(event, SegmentReady)} == {0, 1, 2}
+    assert all(consumer.store.read(cid) == data for cid, data in sample.blocks.items())
+
+
+async def test_blocks_come_from_all_providers_and_none_twice(town: Town, sample: Sample) -> None:
+    for name in "abd":
+        await town.provider(name, sample, bytes_per_second=100_000)
+    report = await town.node("c", trusted=[PUBLISHER]).fetch(prompt())
+    assert set(report.bytes_by_peer) == {"a", "b", "d"}
+    assert report.duplicate_bytes == 0
+
+
+async def test_a_document_shorter_than_a_segment_is_found_by_its_shared_length(town: Town) -> None:
+    short = make_sample(TOKENS[:100])
+    await town.provider("a", short)
+    consumer = town.node("c", trusted=[PUBLISHER])
+    assert (await consumer.fetch(prompt([*TOKENS[:100], 7, 8], shared=100))).hit_tokens == 100
+
+
+async def test_a_longer_document_serves_the_prefix_that_is_shared(town: Town) -> None:
+    long = make_sample(list(range(256 * 5)))
+    await town.provider("a", long)
+    tokens = [*range(256 * 3 + 10), 9, 9, 9]
+    report = await town.node("c", trusted=[PUBLISHER]).fetch(prompt(tokens))
+    assert report.hit_tokens == 256 * 3 + 10
+
+
+async def test_the_whole_prompt_published_leaves_the_last_token(town: Town, sample: Sample) -> None:
+    await town.provider("a", sample)
+    assert (await town.node("c", trusted=[PUBLISHER]).fetch(prompt(TOKENS))).hit_tokens == 599
+
+
+async def test_nobody_has_it(town: Town) -> None:
+    report = await town.node("c", trusted=[PUBLISHER]).fetch(prompt())
+    assert report.hit_tokens == 0
+    assert report.artifact is None
+
+
+@pytest.mark.parametrize(
+    ("target", "code"),
+    [
+        (prompt(dtype=Dtype.FP32), "model.dtype"),
+        (PromptTarget(b"\x01" * 32, Dtype.BF16, tuple(PROMPT)), "trust.untrusted"),
+    ],
+)
+async def test_a_refused_manifest_is_a_miss_with_a_reason(town: Town, sample: Sample, target: PromptTarget, code: str) -> None:
+    await town.provider("a", sample)
+    consumer = town.node("c", trusted=[] if code == "trust.untrusted" else [PUBLISHER])
+    report = await consumer.fetch(target)
+    assert report.hit_tokens == 0
+    assert [refusal.code for refusal in report.refusals] == [code]
+
+
+async def test_an_untrusted_longer_match_gives_way_to_a_trusted_shorter_one(town: Town, sample: Sample) -> None:
+    from nacl.signing import SigningKey
+
+    stranger = make_sample(PROMPT[:602], key=SigningKey(b"\x09" * 32))
+    await town.provider("a", stranger)
+    await town.provider("b", sample)
+    report = await town.node("c", trusted=[PUBLISHER]).fetch(prompt([*PROMPT, 4, 5]))
+    assert report.hit_tokens == 600
+    assert [refusal.code for refusal in report.refusals] in ([], ["trust.untrusted"])
+
+
+async def test_a_liar_is_dropped_and_the_fetch_goes_on(town: Town, sample: Sample) -> None:
+    await town.provider("a", sample, bytes_per_second=1_000_000)
+    liar = await town.provider("liar", sample, bytes_per_second=1_000_000)
+    raw = [cid for cid in sample.blocks if cid.codec == 0x55]
+    for cid in raw:
+        flipped = bytes([sample.blocks[cid][0] ^ 1]) + sample.blocks[cid][1:]
+        liar.store.damage(cid, flipped)
+    liar.store.read = lambda cid: liar.store._blocks[cid]  # type: ignore[method-assign]  # a liar does not check
+    consumer = town.node("c", trusted=[PUBLISHER])
+    report = await consumer.fetch(prompt())
+    assert report.hit_tokens == 600
+    assert report.peers_dropped == ("liar",)
+    assert report.blocks_refused >= 1
+    assert consumer.context.bans.banned("liar", trio.current_time())
+    assert all(consumer.store.read(cid) == sample.blocks[cid] for cid in raw)
+
+
+async def test_a_provider_with_damaged_blocks_says_so_and_is_no_liar(town: Town, sample: Sample) -> None:
+    damaged = await town.provider("a", sample)
+    await town.provider("b", sample)
+    for cid in list(sample.blocks)[:3]:
+        damaged.store.damage(cid, b"rotten")
+    report = await town.node("c", trusted=[PUBLISHER]).fetch(prompt())
+    assert report.hit_tokens == 600
+    assert report.peers_dropped == ()
+
+
+async def test_a_peer_that_dies_is_replaced(town: Town, sample: Sample) -> None:
+    await town.provider("a", sample, bytes_per_second=20_000)
+    await town.provider("b", sample, bytes_per_second=20_000)
+    consumer = town.node("c", trusted=[PUBLISHER])
+    killed = False
+
+    def kill_one(event: FetchEvent) -> None:
+        nonlocal killed
+        if isinstance(event, SegmentReady) and not killed:
+            killed = True
+            town.world.kill("b")
+
+    report = await consumer.fetch(prompt(), emit=kill_one)
+    assert killed
+    assert report.hit_tokens == 600
+    assert report.peers_lost == 1
+
+
+async def test_all_peers_dead_leaves_a_shorter_hit_and_resumes_later(town: Town, sample: Sample) -> None:
+    await town.provider("a", sample, bytes_per_second=20_000)
+    consumer = town.node("c", trusted=[PUBLISHER])
+
+    def kill(event: FetchEvent) -> None:
+        if isinstance(event, SegmentReady) and "a" in town.world.nodes:
+            town.world.kill("a")
+
+    report = await consumer.fetch(prompt(), emit=kill)
+    assert report.hit_tokens == 256
+    await town.provider("b", sample)
+    again = await consumer.fetch(prompt())
+    assert again.hit_tokens == 600
+    assert again.local_bytes > 0
+    assert sum(again.bytes_by_peer.values()) < sum(map(len, sample.blocks.values())) - again.local_bytes + 1
+
+
+async def test_a_silent_peer_costs_its_patience_and_no_more(town: Town, sample: Sample) -> None:
+    await town.provider("a", sample)
+    silent = await town.provider("silent", sample)
+    never = trio.Event()
+    silent.context.offload = lambda work: never.wait()  # type: ignore[assignment]  # hears all, answers nothing
+    report = await town.node("c", trusted=[PUBLISHER]).fetch(prompt())
+    assert report.hit_tokens == 600
+    assert report.times["done_s"] < 10
+
+
+async def test_everything_local_needs_no_network(town: Town, sample: Sample) -> None:
+    consumer = await town.provider("c", sample, trusted=[PUBLISHER])
+    report = await consumer.fetch(prompt(shared=600))
+    assert report.hit_tokens == 600
+    assert report.bytes_by_peer == {}
+
+
+async def test_a_block_that_rotted_at_home_is_fetched_again(town: Town, sample: Sample) -> None:
+    await town.provider("a", sample)
+    consumer = await town.provider("c", sample, trusted=[PUBLISHER])
+    victim = next(cid for cid in sample.blocks if cid.codec == 0x55)
+    consumer.store.damage(victim, bytes(len(sample.blocks[victim])))
+    report = await consumer.fetch(prompt(shared=600))
+    assert report.hit_tokens == 600
+    assert sum(report.bytes_by_peer.values()) == len(sample.blocks[victim])
+    assert consumer.store.read(victim) == sample.blocks[victim]
+
+
+async def test_a_mirror_fetches_by_manifest(town: Town, sample: Sample) -> None:
+    await town.provider("a", sample)
+    mirror = town.node("m", trusted=[PUBLISHER])
+    report = await mirror.fetch(ManifestTarget(sample.cid))
+    assert report.hit_tokens == 600
+    assert [match.manifest for match in mirror.catalog.match(list(sample.artifact.chain_keys))] == [sample.cid]
+
+
+async def test_a_manifest_nobody_has(town: Town, sample: Sample) -> None:
+    with pytest.raises(NotFoundError):
+        await town.node("m", trusted=[PUBLISHER]).fetch(ManifestTarget(sample.cid))
+
+
+async def test_a_manifest_target_tells_why_it_is_refused(town: Town, sample: Sample) -> None:
+    await town.provider("a", sample)
+    with pytest.raises(UntrustedPublisherError):
+        await town.node("m").fetch(ManifestTarget(sample.cid))
+    old = make_sample(TOKENS, expires=NOW - 3600)
+    await town.provider("b", old)
+    with pytest.raises(ExpiredError):
+        await town.node("n", trusted=[PUBLISHER]).fetch(ManifestTarget(old.cid))
+
+
+async def test_a_partial_provider_leaves_the_rest_to_others_or_says_what_is_missing(town: Town, sample: Sample) -> None:
+    ordered = sorted(sample.blocks.items(), key=lambda item: item[0].codec, reverse=True)  # nodes first
+    partial = Sample(sample.artifact, dict(ordered))
+    await town.provider("a", partial, without=2)
+    mirror = town.node("m", trusted=[PUBLISHER])
+    with pytest.raises(FetchIncompleteError):
+        await mirror.fetch(ManifestTarget(sample.cid))
+    await town.provider("b", sample)
+    assert (await mirror.fetch(ManifestTarget(sample.cid))).hit_tokens == 600
