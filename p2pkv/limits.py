@@ -50,8 +50,8 @@ MAX_FRAME_BYTES: Final = MAX_CODED_BLOCK_BYTES + 64
 # CIDs in one want, have, dont-have or cancel; also the most that one peer may have outstanding with us.
 MAX_WANTS_PER_MESSAGE: Final = 1024
 MAX_WANTS_PER_PEER: Final = 4096
-# Chain keys in one query: a prompt of MAX_TOKENS has this many segments, and one tail.
-MAX_QUERY_KEYS: Final = MAX_SEGMENTS + 1
+# Chain keys in one query: a prompt of MAX_TOKENS has this many segments, its own tail, and that of its shared part.
+MAX_QUERY_KEYS: Final = MAX_SEGMENTS + 2
 # Manifests in one answer: a consumer picks one or two.
 MAX_QUERY_MATCHES: Final = 16
 # A peer must say hello, and answer a query, within this.

@@ -14,6 +14,7 @@ from p2pkv.formats.hashing import digest
 from p2pkv.formats.manifest import Manifest
 from p2pkv.formats.segment import BlockRef, Segment
 from p2pkv.formats.tensors import Dtype
+from p2pkv.limits import SEGMENT_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,21 @@ class Artifact:
             if tuple(token_ids[start:end]) != self.token_ids[start:end]:
                 return next(i for i in range(start, end) if token_ids[i] != self.token_ids[i])
         return limit
+
+    def usable_prefix(self, token_ids: Sequence[int], shared: int | None) -> int:
+        """Return how many tokens of a prompt can be taken from this artifact so that hit and miss give the same bits.
+
+        KV depends on the shape of the step that computed it, so a hit ends where a canonical step of the prompt ends: at a
+        whole segment, or at the end of the artifact where that is the end of the shared part (``shared``, or where the
+        caller named none, wherever a published text ends). The prompt's last step is always left to be computed.
+        """
+        common = self.common_prefix(token_ids)
+        count = len(self.token_ids)
+        if common == count < len(token_ids) and shared in (None, count):
+            return count
+        limit = min(common, len(token_ids) if shared is None else shared)
+        whole = limit - limit % SEGMENT_TOKENS
+        return whole if whole < len(token_ids) else whole - SEGMENT_TOKENS
 
     def segments_for(self, tokens: int) -> int:
         """Return how many segments hold the first ``tokens`` tokens."""
@@ -96,14 +112,13 @@ def check_model(manifest: Manifest, model_id: bytes, dtype: Dtype) -> None:
         )
 
 
-def open_block(ref: BlockRef, codec: str, data: memoryview) -> memoryview:
-    """Verify one block and return its decoded bytes. Raises IntegrityError, FormatError."""
+def decode_block(ref: BlockRef, codec: str, data: memoryview) -> memoryview:
+    """Return the decoded bytes of a block whose bytes are verified against its CID. Raises IntegrityError, FormatError."""
     if len(data) != ref.size:
         raise IntegrityError(f"block {ref.cid} has {len(data)} bytes, its segment says {ref.size}")
-    ref.cid.check(data)
     decoded = codec_named(codec).decode(data, ref.part.size)
-    # A raw block under a BLAKE3 CID was hashed just now: its digest is its CID's.
-    hashed = decoded is data and ref.cid == Cid(Codec.RAW, HashFunction.BLAKE3, ref.digest)
-    if not hashed and digest(decoded) != ref.digest:
+    # A raw block under a BLAKE3 CID is verified by its CID already: the two digests are the same.
+    verified = decoded is data and ref.cid == Cid(Codec.RAW, HashFunction.BLAKE3, ref.digest)
+    if not verified and digest(decoded) != ref.digest:
         raise IntegrityError(f"block {ref.cid} decodes to other bytes than its publisher hashed")
     return decoded

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from p2pkv.artifact.match import Match
 from p2pkv.errors import P2pkvError, ProtocolError
 from p2pkv.exchange.messages import (
     Block,
@@ -22,7 +23,6 @@ from p2pkv.exchange.messages import (
     FrameDecoder,
     Have,
     Hello,
-    Match,
     Matches,
     Message,
     Query,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, TypeAlias
 
+from p2pkv.artifact.match import Match
 from p2pkv.errors import FormatError, ProtocolError
 from p2pkv.formats import dagcbor
 from p2pkv.formats.cid import CID_BYTES, Cid
@@ -64,19 +65,6 @@ class Query:
 
     request: int
     keys: tuple[bytes, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """One manifest: the last matching segment and, of its ``segments`` segments, which the provider holds."""
-
-    manifest: Cid
-    matched: int
-    segments: int
-    held: bytes  # bitmap, segment i at bit i % 8 of byte i // 8
-
-    def holds(self, index: int) -> bool:
-        return bool(self.held[index // 8] >> (index % 8) & 1)
 
 
 @dataclass(frozen=True, slots=True)

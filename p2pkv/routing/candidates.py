@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from p2pkv.exchange.messages import Match
+from p2pkv.artifact.match import Match
 from p2pkv.formats.cid import Cid
 
 # How long a longer match may still come after the first one. Look-ups run in parallel, so their answers lie close together.

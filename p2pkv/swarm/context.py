@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 import trio
 
 from p2pkv import __version__
+from p2pkv.artifact.match import Match
 from p2pkv.artifact.read import Artifact
-from p2pkv.exchange.messages import Match
+from p2pkv.formats.cid import Cid
 from p2pkv.limits import BAN_SECONDS
 from p2pkv.ports import BlockStore, BulkLane, Network, PeerId, Routing
 
@@ -60,7 +61,11 @@ class BanList:
 
 @dataclass(slots=True)
 class Context:
-    """Shared by all drivers of one node. ``wall_clock`` gives seconds since the epoch, for expiry only."""
+    """Shared by all drivers of one node.
+
+    ``wall_clock`` gives seconds since the epoch, for expiry only; ``gained`` is told of every block that a fetch stores, so
+    that the server can tell the peers that wait for it.
+    """
 
     network: Network
     routing: Routing
@@ -73,3 +78,4 @@ class Context:
     bulk: BulkLane | None = None
     agent: str = f"p2pkv/{__version__}"
     bans: BanList = field(default_factory=BanList)
+    gained: Callable[[Iterable[Cid]], None] = lambda cids: None

@@ -14,10 +14,11 @@ import trio
 
 from p2pkv import keys
 from p2pkv.artifact.assembly import Assembly
+from p2pkv.artifact.match import Match
 from p2pkv.artifact.read import Artifact, check_model, open_manifest
 from p2pkv.download.engine import Ask, Completed, Download, Dropped, Snubbed, Want, Withdraw
 from p2pkv.errors import FetchIncompleteError, IntegrityError, NotFoundError, P2pkvError
-from p2pkv.exchange.messages import DontHave, Have, Match, Message
+from p2pkv.exchange.messages import DontHave, Have, Message
 from p2pkv.formats.cid import Cid
 from p2pkv.formats.envelope import Envelope
 from p2pkv.formats.manifest import Manifest
@@ -259,10 +260,9 @@ class Fetch:
     def _accept(self, artifact: Artifact) -> None:
         hit = artifact.manifest.tokens.count
         if isinstance(self._target, PromptTarget):
-            # The last token is always computed locally: its logits are what the caller is after.
-            hit = min(artifact.common_prefix(self._target.token_ids), len(self._target.token_ids) - 1)
+            hit = artifact.usable_prefix(self._target.token_ids, self._target.shared)
         if hit == 0:
-            raise NotFoundError("the manifest shares no token with the prompt")
+            raise NotFoundError("the artifact shares no whole segment with the prompt")
         self._mark("manifest_s")
         self._assembly = Assembly(artifact, hit)
         self._emit(Matched(artifact, hit, self._assembly.segment_count))
@@ -362,6 +362,7 @@ class Fetch:
         self._drain()
 
     def provider_delivered(self, provider: Provider, cid: Cid, size: int) -> None:
+        self._context.gained((cid,))
         self._download.receive_block(provider.peer_id, cid, size, self._now())
         self._drain()
 

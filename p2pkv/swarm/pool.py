@@ -7,8 +7,9 @@ from typing import Protocol
 
 import trio
 
+from p2pkv.artifact.match import Match
 from p2pkv.errors import P2pkvError, PeerUnreachableError, ProtocolError
-from p2pkv.exchange.messages import ErrorMessage, Match, Matches, Message
+from p2pkv.exchange.messages import ErrorMessage, Matches, Message
 from p2pkv.formats.cid import Cid
 from p2pkv.limits import MAX_PEERS_PER_FETCH, PEER_CONNECT_TIMEOUT_S, QUERY_TIMEOUT_S
 from p2pkv.ports import PeerAddress, PeerId

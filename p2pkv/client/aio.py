@@ -1,0 +1,178 @@
+"""The asynchronous client, for asyncio and trio alike (anyio). Model work and file reads run in worker threads."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import anyio.to_thread
+import httpx
+from nacl.signing import SigningKey
+
+from p2pkv.client import calls
+from p2pkv.client.calls import Call
+from p2pkv.client.prefill import PrefillJob
+from p2pkv.client.publishing import Staged
+from p2pkv.client.report import Prefill
+from p2pkv.client.sync import Client, Listener, ignore
+from p2pkv.errors import P2pkvError
+from p2pkv.formats.cid import Cid
+from p2pkv.store.home import default_home
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class AsyncClient:
+    """The calls of :class:`p2pkv.client.sync.Client`, awaited; see there. For one task at a time."""
+
+    def __init__(self, home: Path | str | None = None) -> None:
+        self.home = Path(home) if home is not None else default_home()
+        self._http: httpx.AsyncClient | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connection to the daemon; the next call opens another."""
+        if self._http is not None:
+            await self._http.aclose()
+            self._http = None
+
+    # --- models --------------------------------------------------------------------------------------------------------
+
+    async def prefill(
+        self,
+        model: PreTrainedModel,
+        token_ids: Sequence[int],
+        *,
+        shared: int | None = None,
+        patience_s: float = 60.0,
+        on_event: Listener = ignore,
+    ) -> Prefill:
+        """Return a cache for ``token_ids``; see :meth:`Client.prefill`. The model must not be used meanwhile."""
+        run = anyio.to_thread.run_sync
+        job = await run(partial(PrefillJob, model, token_ids, home=self.home, shared=shared, patience_s=patience_s))
+        for _ in range(2):
+            try:
+                async with aclosing(self._stream(job.call())) as events:
+                    async for event in events:
+                        await run(job.handle, event)
+                        on_event(event)
+            except P2pkvError as error:
+                job.fail(error)
+                break
+            if not job.damaged:
+                break
+            job.retry()
+        return await run(job.finish)
+
+    async def publish(
+        self,
+        model: PreTrainedModel,
+        token_ids: Sequence[int],
+        key: SigningKey,
+        *,
+        model_name: str | None = None,
+        licence: str = "",
+        expires: int | None = None,
+        on_progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> Staged:
+        """Compute, sign and publish; see :meth:`Client.publish`. ``on_progress`` is called from a worker thread."""
+
+        def work() -> Staged:
+            with Client(self.home) as client:
+                return client.publish(
+                    model,
+                    token_ids,
+                    key,
+                    model_name=model_name,
+                    licence=licence,
+                    expires=expires,
+                    on_progress=on_progress,
+                )
+
+        return await anyio.to_thread.run_sync(work)
+
+    # --- artifacts -----------------------------------------------------------------------------------------------------
+
+    async def fetch(self, manifest: Cid, *, patience_s: float = 600.0, on_event: Listener = ignore) -> dict[str, Any]:
+        """Let the daemon fetch a whole artifact, and return its report; see :meth:`Client.fetch`."""
+        report: dict[str, Any] = {}
+        async with aclosing(self._stream(calls.fetch_manifest(manifest, patience_s))) as events:
+            async for event in events:
+                on_event(event)
+                if event["event"] == "report":
+                    report = event
+        return report
+
+    async def artifacts(self) -> list[dict[str, Any]]:
+        """Return what the daemon stores, the newest first."""
+        found: list[dict[str, Any]] = (await self._call(calls.ARTIFACTS))["artifacts"]
+        return found
+
+    async def artifact(self, manifest: Cid) -> dict[str, Any]:
+        """Return the envelope (base64) of a stored artifact. Raises NotFoundError."""
+        return await self._call(calls.artifact(manifest))
+
+    # --- the daemon ----------------------------------------------------------------------------------------------------
+
+    async def status(self) -> dict[str, Any]:
+        """Return addresses, peers, store and transfer figures of the daemon."""
+        return await self._call(calls.STATUS)
+
+    async def trust_list(self) -> list[dict[str, Any]]:
+        """Return the trusted publishers."""
+        publishers: list[dict[str, Any]] = (await self._call(calls.TRUST_LIST))["publishers"]
+        return publishers
+
+    async def trust_add(self, did: str, note: str = "") -> bool:
+        """Trust a publisher; return whether that is news. Raises FormatError for what is no did:key."""
+        return bool((await self._call(calls.trust_add(did, note)))["added"])
+
+    async def trust_remove(self, did: str) -> bool:
+        """Stop trusting a publisher; return whether it was trusted."""
+        return bool((await self._call(calls.trust_remove(did)))["removed"])
+
+    async def shutdown(self) -> None:
+        """Ask the daemon to end."""
+        await self._call(calls.SHUTDOWN)
+
+    # --- sending -------------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _mapped(self) -> AsyncIterator[httpx.AsyncClient]:
+        try:
+            if self._http is None:
+                transport = httpx.AsyncHTTPTransport(uds=str(calls.socket_of(self.home)))
+                self._http = httpx.AsyncClient(transport=transport, base_url=calls.BASE_URL, timeout=calls.CALL_TIMEOUT)
+            yield self._http
+        except httpx.TransportError as error:
+            await self.aclose()
+            raise calls.unreachable(error, self.home) from error
+
+    async def _call(self, call: Call) -> dict[str, Any]:
+        async with self._mapped() as http:
+            return calls.read_answer(await http.request(call.method, call.path, json=call.body))
+
+    async def _stream(self, call: Call) -> AsyncGenerator[dict[str, Any], None]:
+        async with (
+            self._mapped() as http,
+            http.stream(call.method, call.path, json=call.body, timeout=calls.FETCH_TIMEOUT) as response,
+        ):
+            if response.is_error:
+                await response.aread()
+                calls.read_answer(response)
+            async for line in response.aiter_lines():
+                event = calls.read_event(line)
+                if event is not None:
+                    yield event

@@ -1,0 +1,100 @@
+"""Every call of the control API, built and read in one place; the clients only send (``docs/control-api.md``)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from p2pkv.errors import DaemonUnreachableError, P2pkvError, error_from_dict
+from p2pkv.formats.cid import Cid
+from p2pkv.store.home import HomeLayout
+
+# The host is no host: the transport goes to the daemon's unix socket.
+BASE_URL: Final = "http://p2pkv"
+# A daemon on the same machine that is silent for longer than this is stuck. Fetches bound themselves by their patience.
+CALL_TIMEOUT: Final = httpx.Timeout(30.0, connect=2.0)
+FETCH_TIMEOUT: Final = httpx.Timeout(None, connect=2.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request to the daemon."""
+
+    method: str
+    path: str
+    body: Mapping[str, Any] | None = None
+
+
+STATUS: Final = Call("GET", "/v1/status")
+ARTIFACTS: Final = Call("GET", "/v1/artifacts")
+TRUST_LIST: Final = Call("GET", "/v1/trust")
+SHUTDOWN: Final = Call("POST", "/v1/shutdown")
+
+
+def artifact(manifest: Cid) -> Call:
+    return Call("GET", f"/v1/artifacts/{manifest}")
+
+
+def publish(staging: str, manifest: Cid, cids: Sequence[Cid]) -> Call:
+    body = {"staging": staging, "manifest": str(manifest), "cids": [str(cid) for cid in cids]}
+    return Call("POST", "/v1/publish", body)
+
+
+def fetch_manifest(manifest: Cid, patience_s: float) -> Call:
+    return Call("POST", "/v1/fetch", {"manifest": str(manifest), "patience_s": patience_s})
+
+
+def trust_add(did: str, note: str) -> Call:
+    return Call("POST", "/v1/trust", {"did": did, "note": note})
+
+
+def trust_remove(did: str) -> Call:
+    return Call("DELETE", "/v1/trust", {"did": did})
+
+
+def socket_of(home: Path) -> Path:
+    """Return the control socket of the daemon that keeps ``home``. Raises DaemonUnreachableError where there is none."""
+    path = HomeLayout(home).secure_control_socket()
+    if not path.exists():
+        raise DaemonUnreachableError(f"no p2pkv-node is running on {home}")
+    return path
+
+
+def read_answer(response: httpx.Response) -> dict[str, Any]:
+    """Return the JSON of an answer whose body is read. Raises the error that the daemon reports."""
+    try:
+        body = response.json()
+    except ValueError:
+        body = None
+    if not isinstance(body, dict):
+        raise DaemonUnreachableError(
+            f"the daemon answered {response.status_code} without JSON", advice="Is it a p2pkv-node of this version?"
+        )
+    if response.is_error:
+        error = body.get("error")
+        raise error_from_dict(error if isinstance(error, dict) else {"message": f"the daemon answered {response.status_code}"})
+    return body
+
+
+def read_event(line: str) -> dict[str, Any] | None:
+    """Return the event of one line of a fetch's answer; ``None`` for a line without one. Raises the error it reports."""
+    if not line.startswith("data: "):
+        return None
+    event: dict[str, Any] = json.loads(line[len("data: ") :])
+    if event.get("event") == "error":
+        raise error_from_dict(event)
+    return event
+
+
+def unreachable(error: httpx.TransportError, home: Path) -> P2pkvError:
+    """Map what httpx raises when the daemon is gone or stuck."""
+    if isinstance(error, httpx.TimeoutException):
+        return DaemonUnreachableError(
+            f"the p2pkv-node on {home} does not answer", advice="Look at its log, or restart it: fetches resume."
+        )
+    return DaemonUnreachableError(f"the p2pkv-node on {home} is not running ({error})")

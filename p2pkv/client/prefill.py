@@ -1,0 +1,181 @@
+"""One prefill: injects what the daemon fetches while it arrives, and computes the rest locally.
+
+The job is fed with the daemon's events by the sync or async client, and does all of its work in the calls it gets. What the
+daemon says is not believed: manifest, signature, tokens, geometry, nodes and blocks are checked here again before a byte
+reaches the model. A doubt makes the hit shorter; it is never an exception and never a wrong tensor.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from p2pkv.artifact.read import Artifact, check_model, decode_block, open_manifest
+from p2pkv.client.calls import Call
+from p2pkv.client.report import Prefill, PrefillReport
+from p2pkv.errors import CacheMismatchError, IntegrityError, NotFoundError, P2pkvError, UsageError
+from p2pkv.formats.cid import Cid
+from p2pkv.formats.envelope import Envelope
+from p2pkv.store.blocks import BlockFiles
+from p2pkv.store.home import HomeLayout
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+logger = logging.getLogger(__name__)
+
+
+class PrefillJob:
+    """One call of ``prefill``. Send :meth:`call`, feed each event to :meth:`handle`, then take :meth:`finish`.
+
+    Raises ModelUnsupportedError and UsageError at construction, for a model or prompt that cannot be prefilled canonically.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, token_ids: Sequence[int], *, home: Path, shared: int | None, patience_s: float
+    ) -> None:
+        from p2pkv.connectors.hf import api as hf  # torch is imported only where a model is in use
+
+        if not token_ids:
+            raise UsageError("an empty prompt", advice="Pass the token ids of the prompt, at least one.")
+        if shared is not None and not 0 < shared <= len(token_ids):
+            raise UsageError(f"a shared part of {shared} tokens in a prompt of {len(token_ids)}")
+        self._hf = hf
+        self._started = time.perf_counter()
+        self._times: dict[str, float] = {}
+        self._model = model
+        self._token_ids = tuple(token_ids)
+        self._shared = None if shared == len(token_ids) else shared
+        self._patience_s = patience_s
+        self._blocks = BlockFiles(HomeLayout(home).blocks)
+        self._geometry = hf.geometry(model)
+        self._model_id = hf.model_id_of(model)
+        self._mark("identified_s")
+        self._artifact: Artifact | None = None
+        self._buffer: hf.KVBuffer | None = None
+        self._written: set[int] = set()
+        self._fetched: dict[str, Any] = {}
+        self._miss: str | None = None
+        self.damaged = False
+        """A block that the daemon verified was damaged when it was read here: fetching again will mend it."""
+
+    def call(self) -> Call:
+        body = {
+            "model_id": self._model_id.hex(),
+            "dtype": self._geometry.dtype.value,
+            "token_ids": self._token_ids,
+            "shared": self._shared,
+            "patience_s": self._patience_s,
+        }
+        return Call("POST", "/v1/fetch", body)
+
+    def handle(self, event: dict[str, Any]) -> None:
+        """Work one event in: blocking, since it reads files and copies tensors."""
+        try:
+            match event["event"]:
+                case "matched":
+                    self._open(Cid.parse(event["manifest"]))
+                case "segment":
+                    self._inject(event["index"])
+                case "report":
+                    self._fetched = event
+                    self._mark("fetched_s")
+                case _:
+                    pass
+        except P2pkvError as error:
+            self.fail(error)
+
+    def fail(self, error: P2pkvError) -> None:
+        """Note why there is no hit, or a shorter one."""
+        logger.warning("a prefill goes on without what could not be used: %s", error)
+        self._miss = str(error)
+        self.damaged = self.damaged or isinstance(error, IntegrityError | NotFoundError)
+
+    def retry(self) -> None:
+        """Begin to hear the events of a second attempt; what was injected stays."""
+        self.damaged = False
+
+    def finish(self) -> Prefill:
+        """Compute what was not loaded, but for the last step, and return the cache."""
+        hf, model = self._hf, self._model
+        hit = self._buffer.filled_tokens if self._buffer is not None else 0
+        shared = self._shared
+        if hit and self._artifact is not None and hit == len(self._artifact.token_ids):
+            shared = hit if shared is None else shared
+        cache = hf.open_cache(model)
+        if hit and self._buffer is not None:
+            try:
+                cache = self._buffer.to_cache(model, hit)
+            except CacheMismatchError as error:
+                self.fail(error)
+                hit, shared = 0, self._shared
+        self._mark("loaded_s")
+        steps = hf.canonical_steps(len(self._token_ids), start=hit, shared=shared)
+        if len(steps) > 1:
+            hf.prefill(model, self._token_ids, cache, steps[:-1])
+        self._mark("done_s")
+        return Prefill(cache, steps[-1][0], self._report(hit), {hf.cache_argument(model): cache})
+
+    # --- injection -----------------------------------------------------------------------------------------------------
+
+    def _open(self, cid: Cid) -> None:
+        """Check the manifest as if nobody had, and make room for what it offers."""
+        if self._artifact is not None and self._artifact.cid == cid:
+            return
+        self._artifact = self._buffer = None
+        self._written.clear()
+        manifest = Envelope.decode(self._blocks.read(cid)).open()
+        check_model(manifest, self._model_id, self._geometry.dtype)
+        if manifest.layers != self._geometry.layers:
+            raise CacheMismatchError(f"the layers of {manifest.model_name[:64]!r} are not those of this model")
+        token_block = self._blocks.read(manifest.tokens.cid) if manifest.tokens.cid is not None else None
+        artifact = open_manifest(cid, manifest, token_block)
+        hit = artifact.usable_prefix(self._token_ids, self._shared)
+        if hit:
+            self._artifact = artifact
+            self._buffer = self._hf.KVBuffer.for_model(self._model, hit)
+            self._mark("matched_s")
+
+    def _inject(self, index: int) -> None:
+        """Copy one segment's blocks into the buffer, each verified on the way."""
+        artifact, buffer = self._artifact, self._buffer
+        if artifact is None or buffer is None or index in self._written:
+            return
+        segment = artifact.open_segment(index, self._blocks.read(artifact.manifest.segments[index]))
+        if segment.end > buffer.tokens:
+            raise CacheMismatchError(f"segment {index} goes beyond the {buffer.tokens} tokens that the prompt shares")
+        for layer, blocks in enumerate(segment.layers):
+            for block in blocks:
+                data = decode_block(block, segment.codec, self._blocks.read_mapped(block.cid))
+                buffer.write(layer, block.part, segment.start, segment.end, data)
+        self._written.add(index)
+        self._mark("first_segment_s")
+
+    # --- telling -------------------------------------------------------------------------------------------------------
+
+    def _mark(self, name: str) -> None:
+        self._times.setdefault(name, time.perf_counter() - self._started)
+
+    def _report(self, hit: int) -> PrefillReport:
+        fetched = self._fetched
+        refusals = fetched.get("refusals", [])
+        miss = self._miss or (refusals[0]["message"] if refusals else None)
+        asked = self._times["identified_s"]
+        network = {f"fetch_{name}": asked + seconds for name, seconds in fetched.get("times", {}).items()}
+        return PrefillReport(
+            prompt_tokens=len(self._token_ids),
+            hit_tokens=hit,
+            manifest=str(self._artifact.cid) if hit and self._artifact is not None else None,
+            miss=None if hit else miss,
+            bytes_by_peer=fetched.get("bytes_by_peer", {}),
+            rate_by_peer=fetched.get("rate_by_peer", {}),
+            local_bytes=fetched.get("local_bytes", 0),
+            blocks_refused=fetched.get("blocks_refused", 0),
+            peers_lost=fetched.get("peers_lost", 0),
+            peers_dropped=tuple(fetched.get("peers_dropped", ())),
+            refusals=tuple(refusals),
+            times={**self._times, **network},
+        )

@@ -1,0 +1,188 @@
+"""The synchronous client."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import httpx
+from nacl.signing import SigningKey
+
+from p2pkv.artifact.build import Terms
+from p2pkv.client import calls
+from p2pkv.client.calls import Call
+from p2pkv.client.prefill import PrefillJob
+from p2pkv.client.publishing import Staged, stage_artifact
+from p2pkv.client.report import Prefill
+from p2pkv.errors import P2pkvError
+from p2pkv.formats.cid import Cid
+from p2pkv.formats.did import encode_did
+from p2pkv.store.home import default_home
+from p2pkv.store.staging import open_staging
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Listener = Callable[[dict[str, Any]], None]
+
+
+def ignore(event: dict[str, Any]) -> None:
+    """Hear an event and do nothing."""
+
+
+class Client:
+    """Talks to the p2pkv-node that keeps ``home`` (default: ``$P2PKV_HOME``, else the platform's data folder).
+
+    For one thread at a time. Calls raise DaemonUnreachableError where no node answers, but :meth:`prefill` then computes
+    locally: it never fails for want of a network.
+    """
+
+    def __init__(self, home: Path | str | None = None) -> None:
+        self.home = Path(home) if home is not None else default_home()
+        self._http: httpx.Client | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection to the daemon; the next call opens another."""
+        if self._http is not None:
+            self._http.close()
+            self._http = None
+
+    # --- models --------------------------------------------------------------------------------------------------------
+
+    def prefill(
+        self,
+        model: PreTrainedModel,
+        token_ids: Sequence[int],
+        *,
+        shared: int | None = None,
+        patience_s: float = 60.0,
+        on_event: Listener = ignore,
+    ) -> Prefill:
+        """Return a cache for ``token_ids``, loaded from peers as far as it is published and computed locally from there.
+
+        ``shared`` is the length of the part that others share (a document before a question), where the caller knows it.
+        ``on_event`` hears the daemon's progress. Raises ModelUnsupportedError, UsageError; never for what peers do.
+        """
+        job = PrefillJob(model, token_ids, home=self.home, shared=shared, patience_s=patience_s)
+        for _ in range(2):  # a second time only for a block that rotted between the daemon's check and ours
+            try:
+                for event in self._stream(job.call()):
+                    job.handle(event)
+                    on_event(event)
+            except P2pkvError as error:
+                job.fail(error)
+                break
+            if not job.damaged:
+                break
+            job.retry()
+        return job.finish()
+
+    def publish(
+        self,
+        model: PreTrainedModel,
+        token_ids: Sequence[int],
+        key: SigningKey,
+        *,
+        model_name: str | None = None,
+        licence: str = "",
+        expires: int | None = None,
+        on_progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> Staged:
+        """Compute the KV of ``token_ids``, sign it with ``key`` and let the daemon serve and announce it.
+
+        ``expires`` is in seconds since the epoch. Raises ModelUnsupportedError, UsageError, DiskFullError.
+        """
+        calls.socket_of(self.home)  # before minutes of computing
+        now = int(time.time())
+        # Seconds order a publisher's manifests well enough, and need no counter that could be lost.
+        terms = Terms(encode_did(bytes(key.verify_key)), sequence=now, created=now, expires=expires, licence=licence)
+        with open_staging(self.home) as staging:
+            staged = stage_artifact(model, token_ids, key, terms, staging, model_name=model_name, on_progress=on_progress)
+            self._call(calls.publish(staged.name, staged.manifest, staged.cids))
+        return staged
+
+    # --- artifacts -----------------------------------------------------------------------------------------------------
+
+    def fetch(self, manifest: Cid, *, patience_s: float = 600.0, on_event: Listener = ignore) -> dict[str, Any]:
+        """Let the daemon fetch a whole artifact, and return its report. Raises NotFoundError and why it was refused."""
+        report: dict[str, Any] = {}
+        for event in self._stream(calls.fetch_manifest(manifest, patience_s)):
+            on_event(event)
+            if event["event"] == "report":
+                report = event
+        return report
+
+    def artifacts(self) -> list[dict[str, Any]]:
+        """Return what the daemon stores, the newest first."""
+        found: list[dict[str, Any]] = self._call(calls.ARTIFACTS)["artifacts"]
+        return found
+
+    def artifact(self, manifest: Cid) -> dict[str, Any]:
+        """Return the envelope (base64) of a stored artifact. Raises NotFoundError."""
+        return self._call(calls.artifact(manifest))
+
+    # --- the daemon ----------------------------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """Return addresses, peers, store and transfer figures of the daemon."""
+        return self._call(calls.STATUS)
+
+    def trust_list(self) -> list[dict[str, Any]]:
+        """Return the trusted publishers."""
+        publishers: list[dict[str, Any]] = self._call(calls.TRUST_LIST)["publishers"]
+        return publishers
+
+    def trust_add(self, did: str, note: str = "") -> bool:
+        """Trust a publisher; return whether that is news. Raises FormatError for what is no did:key."""
+        return bool(self._call(calls.trust_add(did, note))["added"])
+
+    def trust_remove(self, did: str) -> bool:
+        """Stop trusting a publisher; return whether it was trusted."""
+        return bool(self._call(calls.trust_remove(did))["removed"])
+
+    def shutdown(self) -> None:
+        """Ask the daemon to end."""
+        self._call(calls.SHUTDOWN)
+
+    # --- sending -------------------------------------------------------------------------------------------------------
+
+    def _connection(self) -> httpx.Client:
+        if self._http is None:
+            transport = httpx.HTTPTransport(uds=str(calls.socket_of(self.home)))
+            self._http = httpx.Client(transport=transport, base_url=calls.BASE_URL, timeout=calls.CALL_TIMEOUT)
+        return self._http
+
+    @contextmanager
+    def _mapped(self) -> Iterator[httpx.Client]:
+        try:
+            yield self._connection()
+        except httpx.TransportError as error:
+            self.close()
+            raise calls.unreachable(error, self.home) from error
+
+    def _call(self, call: Call) -> dict[str, Any]:
+        with self._mapped() as http:
+            return calls.read_answer(http.request(call.method, call.path, json=call.body))
+
+    def _stream(self, call: Call) -> Iterator[dict[str, Any]]:
+        with (
+            self._mapped() as http,
+            http.stream(call.method, call.path, json=call.body, timeout=calls.FETCH_TIMEOUT) as response,
+        ):
+            if response.is_error:
+                response.read()
+                calls.read_answer(response)
+            for line in response.iter_lines():
+                event = calls.read_event(line)
+                if event is not None:
+                    yield event

@@ -1,0 +1,41 @@
+"""A store in memory, the twin of :class:`p2pkv.store.store.Store` for simulations and tests; one contract suite holds both."""
+
+from __future__ import annotations
+
+from p2pkv.errors import DiskFullError, IntegrityError, NotFoundError
+from p2pkv.formats.cid import Cid
+from p2pkv.ports import Buffer
+
+
+class MemoryBlockStore:
+    """Blocks in a dictionary, up to ``capacity`` bytes where one is given: beyond it the "disk" is full."""
+
+    def __init__(self, capacity: int | None = None) -> None:
+        self.capacity = capacity
+        self._blocks: dict[Cid, bytes] = {}
+
+    def has(self, cid: Cid) -> bool:
+        return cid in self._blocks
+
+    def read(self, cid: Cid) -> bytes:
+        """Return the verified bytes; a damaged block is gone after its IntegrityError. Raises NotFoundError."""
+        data = self._blocks.get(cid)
+        if data is None:
+            raise NotFoundError(f"block {cid} is not stored here")
+        if not cid.matches(data):
+            del self._blocks[cid]
+            raise IntegrityError(f"block {cid} is damaged and was removed")
+        return data
+
+    def write(self, cid: Cid, data: Buffer) -> None:
+        """Store bytes that the caller has verified. Raises DiskFullError."""
+        block = bytes(data)
+        if self.capacity is not None:
+            used = sum(len(stored) for known, stored in self._blocks.items() if known != cid)
+            if used + len(block) > self.capacity:
+                raise DiskFullError(f"cannot store block {cid}: {used} of {self.capacity} bytes are used")
+        self._blocks[cid] = block
+
+    def damage(self, cid: Cid, data: bytes) -> None:
+        """Put wrong bytes in a block's place, as a bad disk does."""
+        self._blocks[cid] = data
