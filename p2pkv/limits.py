@@ -47,6 +47,12 @@ MAX_CHECKPOINT_JSON_BYTES: Final = 100_000_000
 MAX_CONTROL_BYTES: Final = 256 * KIB
 # A block frame: one CID and the largest coded block or node.
 MAX_FRAME_BYTES: Final = MAX_CODED_BLOCK_BYTES + 64
+# Names of software, features and error codes; optional features of one side; what an error says to people.
+MAX_NAME_BYTES: Final = 256
+MAX_FEATURES: Final = 64
+MAX_ERROR_TEXT_BYTES: Final = 4 * KIB
+# Answers that wait for a peer that asks on and reads nothing: some 300 of the largest.
+MAX_UNSENT_BYTES: Final = MIB
 # CIDs in one want, have, dont-have or cancel; also the most that one peer may have outstanding with us.
 MAX_WANTS_PER_MESSAGE: Final = 1024
 MAX_WANTS_PER_PEER: Final = 4096
@@ -64,6 +70,8 @@ MAX_STREAMS_PER_PEER: Final = 8
 
 # Dialling: TCP, Noise, yamux and the protocol's negotiation take a handful of round trips.
 DIAL_TIMEOUT_S: Final = 5.0
+# The next address of a peer is tried when the one before has not answered within this (RFC 8305's delay).
+DIAL_STAGGER_S: Final = 0.25
 # Addresses of one peer that are dialled: a record may list any number.
 MAX_ADDRESSES_PER_PEER: Final = 8
 # A peer that takes none of our bytes for this long is gone; a paused reader of ours never waits longer.
@@ -84,6 +92,8 @@ INITIAL_WINDOW_BLOCKS: Final = 4
 MAX_WINDOW_BLOCKS: Final = 256
 # Outstanding work per peer, in seconds of its measured rate: long enough to hide a round trip, short enough to lose little.
 WINDOW_SECONDS: Final = 0.5
+# A pause of a peer in the tail that is shorter than this is a matter of scheduling, not of the peer.
+TAIL_STALL_S: Final = 0.1
 # Duplicate bytes that the tail of one session may cost.
 MAX_DUPLICATE_SHARE: Final = 0.02
 # A proven lie costs a peer this long.
@@ -92,9 +102,9 @@ BAN_SECONDS: Final = 30 * MINUTE
 MAX_PEERS_PER_FETCH: Final = 32
 
 # --- routing -----------------------------------------------------------------------------------------------------------
-# Receivers drop provider records beyond 10 messages in 10 s from one peer: stay below it.
+# Receivers drop provider records beyond 10 messages in 10 s from one peer: stay below it, by their clock as well.
 ANNOUNCE_BURST: Final = 8
-ANNOUNCE_PER_SECOND: Final = 0.8
+ANNOUNCE_WINDOW_S: Final = 11.0
 # Provider records expire after 48 h; announce again with two chances to spare.
 ANNOUNCE_PERIOD_S: Final = 22 * 60 * MINUTE
 LOOKUP_TIMEOUT_S: Final = 5.0
@@ -136,6 +146,10 @@ MAX_SOCKET_PATH_BYTES: Final = 103
 MAX_TRUST_FILE_BYTES: Final = 4 * MIB
 # A note says in a line or two who a publisher is.
 MAX_TRUST_NOTE_BYTES: Final = KIB
+
+# --- command line ------------------------------------------------------------------------------------------------------
+# A text of MAX_TOKENS has some 4 bytes a token, 16 MiB is 64: more is no text for one artifact.
+MAX_TEXT_FILE_BYTES: Final = 16 * MIB
 
 # --- control -----------------------------------------------------------------------------------------------------------
 # A request body is at most a prompt of MAX_TOKENS as JSON numbers, or a list of staged block names.

@@ -113,8 +113,11 @@ class BulkSink(Protocol):
         own thread.
         """
 
-    def receive_block(self, cid: Cid, data: bytearray) -> None:
-        """Take a whole block, unverified: hashing and writing happen here, in the lane's own thread. ``data`` is the sink's."""
+    def receive_block(self, cid: Cid, data: memoryview) -> None:
+        """Take a whole block, unverified: hashing and writing happen here, in the lane's thread.
+
+        ``data`` is the lane's own buffer: its content is good during the call only.
+        """
 
     def lane_closed(self) -> None:
         """The lane ended, whoever ended it. Called once, on the event loop, after the last ``receive_block`` has returned."""

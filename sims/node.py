@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
+from p2pkv.artifact.match import Match, bitmap
 from p2pkv.artifact.read import Artifact
-from p2pkv.exchange.messages import Match
 from p2pkv.formats.cid import Cid
 from p2pkv.ports import PeerAddress, PeerId
 from p2pkv.routing.boundaries import announce_keys
@@ -39,10 +39,8 @@ class MemoryCatalog:
         for cid, (artifact, held) in self._held.items():
             matched = max((i + 1 for i, key in enumerate(artifact.chain_keys) if key in asked), default=0)
             if matched:
-                bitmap = bytearray(-(-len(artifact.chain_keys) // 8))
-                for index in held:
-                    bitmap[index // 8] |= 1 << (index % 8)
-                found.append(Match(cid, matched, len(artifact.chain_keys), bytes(bitmap)))
+                segments = len(artifact.chain_keys)
+                found.append(Match(cid, matched, segments, bitmap(held, segments)))
         return sorted(found, key=lambda match: -match.matched)
 
     def add_artifact(self, artifact: Artifact, held: frozenset[int]) -> None:
@@ -81,6 +79,7 @@ class SimNode:
             offload=in_place,
         )
         self.server = Server(self.context)
+        self.context.gained = self.server.gained
         self.network.set_channel_handler(self.server.serve)
 
     async def announce(self, artifact: Artifact) -> None:

@@ -13,7 +13,8 @@ from p2pkv.limits import SEGMENT_TOKENS
 class Assembly:
     """The first ``hit_tokens`` tokens of ``artifact``, segment by segment.
 
-    Feed it nodes and arrived blocks in any order; a segment is complete when its node and all its blocks are here.
+    Feed it nodes and arrived blocks in any order; a segment is complete when its node and all its blocks are here. A block
+    counts for the nodes that are here: where a later node names it again, it has to be told again.
     """
 
     def __init__(self, artifact: Artifact, hit_tokens: int) -> None:
@@ -43,12 +44,13 @@ class Assembly:
         segment = self.artifact.open_segment(index, node)
         del self._nodes[cid]
         refs = list(segment.blocks())
-        self._missing[index] = {ref.cid for ref in refs}
-        for ref in refs:
-            self._waiting.setdefault(ref.cid, []).append(index)
-            if ref.cid not in self._sizes:
-                self._sizes[ref.cid] = ref.size
-                self.total_bytes += ref.size
+        sizes = {ref.cid: ref.size for ref in refs}  # layers with equal bytes share a block
+        self._missing[index] = set(sizes)
+        for block, size in sizes.items():
+            self._waiting.setdefault(block, []).append(index)
+            if block not in self._sizes:
+                self._sizes[block] = size
+                self.total_bytes += size
         return [(index, ref) for ref in refs]
 
     def add_block(self, cid: Cid) -> list[int]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from p2pkv import keys
 from p2pkv.codecs import RAW, BlockCodec
-from p2pkv.errors import CacheMismatchError
+from p2pkv.errors import CacheMismatchError, UsageError
 from p2pkv.formats.cid import Cid
 from p2pkv.formats.hashing import digest
 from p2pkv.formats.manifest import Manifest, Tokens
@@ -41,7 +41,10 @@ class Terms:
 
 
 class ArtifactBuilder:
-    """Takes the segments of one token sequence in order and writes their blocks and nodes through ``write``."""
+    """Takes the segments of one token sequence in order and writes their blocks and nodes through ``write``.
+
+    Raises UsageError for no tokens, too many, or one that is no u32.
+    """
 
     def __init__(
         self,
@@ -51,6 +54,8 @@ class ArtifactBuilder:
         *,
         codec: BlockCodec = RAW,
     ) -> None:
+        if not token_ids:
+            raise UsageError("an artifact of no tokens", advice="Publish a text of at least one token.")
         self._model = model
         self._tokens = keys.encode_tokens(token_ids)
         self._chain = keys.chain(model.model_id, token_ids)
@@ -79,9 +84,11 @@ class ArtifactBuilder:
     def add_segment(self, layers: Sequence[Buffer]) -> Segment:
         """Add the next segment; ``layers[i]`` is the neutral K and then V of layer ``i`` (see formats.tensors).
 
-        Raises CacheMismatchError where the count of layers or their sizes do not fit the model.
+        Raises CacheMismatchError where the count of layers or their sizes do not fit the model, or all segments are here.
         """
         index = len(self._segments)
+        if index == len(self._bounds) - 1:
+            raise CacheMismatchError(f"all {index} segments were added already")
         start, end = self._bounds[index], self._bounds[index + 1]
         if len(layers) != len(self._model.layers):
             raise CacheMismatchError(f"{len(layers)} layers given, the model has {len(self._model.layers)}")

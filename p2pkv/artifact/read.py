@@ -50,12 +50,11 @@ class Artifact:
             return count
         limit = min(common, len(token_ids) if shared is None else shared)
         whole = limit - limit % SEGMENT_TOKENS
-        return whole if whole < len(token_ids) else whole - SEGMENT_TOKENS
+        return whole if whole < len(token_ids) else max(whole - SEGMENT_TOKENS, 0)
 
     def segments_for(self, tokens: int) -> int:
         """Return how many segments hold the first ``tokens`` tokens."""
-        bounds = keys.segment_bounds(len(self.token_ids))
-        return next(i for i, bound in enumerate(bounds) if bound >= tokens)
+        return -(-tokens // SEGMENT_TOKENS)
 
     def open_segment(self, index: int, node: bytes) -> Segment:
         """Parse and check the node of segment ``index``.
@@ -89,6 +88,8 @@ def open_artifact(cid: Cid, envelope: bytes, token_block: bytes | None = None) -
 def open_manifest(cid: Cid, manifest: Manifest, token_block: bytes | None = None) -> Artifact:
     """Check the token ids of a manifest whose signature is verified. Raises as :func:`open_artifact`."""
     codec_named(manifest.codec)
+    if len(set(manifest.segments)) != len(manifest.segments):
+        raise ManifestError("two segments have the same node, although each names its own place")
     tokens = manifest.tokens.inline if manifest.tokens.inline is not None else token_block
     if tokens is None:
         raise ManifestError("the manifest does not tell its token ids")

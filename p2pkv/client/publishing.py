@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,19 +68,7 @@ def stage_artifact(
         on_progress(end, len(token_ids))
 
     hf.prefill(model, token_ids, cache, hf.canonical_steps(len(token_ids)), on_step=add)
-    envelope = Envelope.sign(builder.finish(terms, producer_stack(model)), key)
+    envelope = Envelope.sign(builder.finish(terms, {"p2pkv": __version__, **hf.producer_stack(model)}), key)
     data = envelope.encode()
     write(envelope.cid, data)
     return Staged(staging.name, envelope.cid, staging.cids, len(token_ids), written)
-
-
-def producer_stack(model: PreTrainedModel) -> dict[str, str]:
-    """Describe what computed the KV: equal stacks give equal bits, others differ in the last ones."""
-    from p2pkv.connectors.hf import api as hf
-
-    return {
-        "p2pkv": __version__,
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-        **hf.stack(model),
-    }

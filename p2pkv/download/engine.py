@@ -2,8 +2,9 @@
 
 Calls and ``now`` go in, events and the next timer come out; randomness is injected, so equal seeds give equal traces. The
 order is: the nearest deadline first, rarest first among equals, chance among those; the peer with the least outstanding
-time next. A block whose peer falls silent goes back to the pool; in the tail an idle peer re-requests what a slow one still
-holds, at most two in flight and at most MAX_DUPLICATE_SHARE extra bytes. A lie costs the liar the session, a timeout does not.
+time next. A block whose peer falls silent goes back to the pool, and the silent peer is tried with one far block at a time.
+In the tail an idle peer re-requests what a slow or stalled one still holds, at most two in flight and at most
+MAX_DUPLICATE_SHARE extra bytes. A lie costs the liar the session, a timeout does not.
 """
 
 from __future__ import annotations
@@ -15,17 +16,11 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from p2pkv.download.peer import PeerState
+from p2pkv.download.pool import Pool, Want, Wanted
 from p2pkv.formats.cid import Cid
 from p2pkv.limits import MAX_CODED_BLOCK_BYTES, MAX_DUPLICATE_SHARE
 
-
-@dataclass(frozen=True, slots=True)
-class Want:
-    """A block to fetch. ``size`` is exact for blocks and ``None`` for nodes; a smaller ``deadline`` comes first."""
-
-    cid: Cid
-    size: int | None
-    deadline: int
+__all__ = ["Ask", "Completed", "Download", "Dropped", "Event", "PeerProgress", "Snubbed", "Want", "Withdraw"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,23 +64,10 @@ class Snubbed:
 
 Event: TypeAlias = Ask | Withdraw | Completed | Dropped | Snubbed
 
-# What a node of unknown size counts as in windows and loads.
-_NODE_GUESS = 8192
-
-
-@dataclass(slots=True)
-class _Wanted:
-    want: Want
-    holders: list[str]  # peers that are asked for it now
-
-    @property
-    def size(self) -> int:
-        return self.want.size if self.want.size is not None else _NODE_GUESS
-
 
 @dataclass(frozen=True, slots=True)
 class PeerProgress:
-    """One peer's share, for progress displays and reports."""
+    """One peer's share, for progress displays and reports. ``bytes`` and ``blocks`` are what it was first to deliver."""
 
     peer: str
     bytes: int
@@ -100,20 +82,29 @@ class Download:
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
-        self._wanted: dict[Cid, _Wanted] = {}
+        self._wanted: dict[Cid, Wanted] = {}
+        self._pool = Pool()  # those of them that nobody is asked for
         self._peers: dict[str, PeerState] = {}
         self._gone: dict[str, PeerState] = {}
+        self._liars: set[str] = set()
         self._events: deque[Event] = deque()
-        self._asked_bytes = 0
-        self._duplicate_bytes = 0
+        self._first_asks = 0  # bytes of all wants that were ever asked of anybody, each once
         self._second_asks = 0  # bytes asked of a second peer: the budget for duplicates is spent when asking
+        self._duplicate_bytes = 0
+        self._tail_timer: float | None = None
 
     # --- calls ---------------------------------------------------------------------------------------------------------
 
     def add_wants(self, wants: Iterable[Want], now: float) -> None:
+        """Want more blocks; one that is wanted already stays as it is."""
+        new: list[Wanted] = []
         for want in wants:
             if want.cid not in self._wanted:
-                self._wanted[want.cid] = _Wanted(want, [])
+                wanted = Wanted(want, self._rng.random())
+                wanted.lackers.update(state.peer for state in self._peers.values() if want.cid in state.lacks)
+                self._wanted[want.cid] = wanted
+                new.append(wanted)
+        self._pool.add(new)
         self._assign(now)
 
     def discard_wants(self) -> None:
@@ -121,77 +112,96 @@ class Download:
         for state in self._peers.values():
             if state.outstanding:
                 self._events.append(Withdraw(state.peer, tuple(state.outstanding)))
-                state.outstanding.clear()
-                state.outstanding_bytes = 0
+                state.forget_outstanding()
         self._wanted.clear()
+        self._pool.clear()
+        self._tail_timer = None
 
     def add_peer(self, peer: str, now: float) -> None:
-        """A peer is connected and may be asked at once."""
-        if peer not in self._peers:
-            self._peers[peer] = PeerState(peer, joined=now)
-            self._assign(now)
+        """A peer is connected and may be asked at once; a known one changes nothing, nor does one that was dropped."""
+        if peer in self._peers or peer in self._liars:
+            return
+        state = PeerState(peer)
+        before = self._gone.pop(peer, None)
+        if before is not None:
+            state.received_bytes, state.received_blocks = before.received_bytes, before.received_blocks
+        self._peers[peer] = state
+        self._assign(now)
 
     def remove_peer(self, peer: str, now: float) -> None:
         """A peer is gone: what it was asked for goes back to the pool."""
         state = self._peers.pop(peer, None)
         if state is None:
             return
-        for cid in state.outstanding:
-            self._wanted[cid].holders.remove(peer)
-        state.outstanding.clear()
-        state.outstanding_bytes = 0
+        for cid in state.lacks:
+            if cid in self._wanted:
+                self._pool.note_lack(self._wanted[cid], peer, False)
+        self._release_all(state)
+        state.forget_outstanding()
         self._gone[peer] = state
         self._assign(now)
 
     def receive_block(self, peer: str, cid: Cid, size: int, now: float) -> bool:
-        """A verified block came. Returns whether it is news."""
+        """A verified block came, of a peer that may be gone by now. Returns whether it is news."""
         wanted = self._wanted.pop(cid, None)
-        state = self._peers.get(peer)
+        if wanted is not None and wanted.pooled:  # late, after its peer was snubbed or left
+            self._pool.remove(wanted)
+        state = self._peers.get(peer) or self._gone.get(peer)
         if state is not None:
-            state.settle(cid, wanted.size if wanted else size)
-            state.delivered(size, now)
+            if wanted is not None:
+                state.settle(cid, wanted.size)
+            state.delivered(size, now, news=wanted is not None)
         if wanted is None:
             self._duplicate_bytes += size
-            self._assign(now)
-            return False
-        self._events.append(Completed(cid, peer))
-        for holder in wanted.holders:
-            if holder != peer and self._peers[holder].settle(cid, wanted.size):
-                self._events.append(Withdraw(holder, (cid,)))
+        else:
+            self._events.append(Completed(cid, peer))
+            for holder in wanted.holders:
+                if self._peers[holder].settle(cid, wanted.size):
+                    self._events.append(Withdraw(holder, (cid,)))
         self._assign(now)
-        return True
+        return wanted is not None
 
     def receive_lie(self, peer: str, now: float) -> None:
-        """A whole block of this peer had another hash: it is out."""
+        """A whole block of this peer had another hash: it is out, and stays out."""
+        self._liars.add(peer)
         if peer in self._peers:
             self.remove_peer(peer, now)
             self._events.append(Dropped(peer))
 
     def receive_dont_have(self, peer: str, cids: Iterable[Cid], now: float) -> None:
+        """A peer lacks blocks: they are asked of others, and of it again only after a have."""
         state = self._peers.get(peer)
         if state is None:
             return
         for cid in cids:
+            wanted = self._wanted.get(cid)
+            if wanted is None:
+                continue  # it came from another peer meanwhile
             state.lacks.add(cid)
-            self._release(state, cid)
-        if not state.outstanding:
-            state.last_progress = now
+            self._pool.note_lack(wanted, peer, True)
+            if state.settle(cid, wanted.size):
+                state.last_progress = now  # an answer, though not the one hoped for
+                self._release(wanted, peer)
         self._assign(now)
 
     def receive_have(self, peer: str, cids: Iterable[Cid], now: float) -> None:
+        """A peer has gained blocks that it lacked."""
         state = self._peers.get(peer)
-        if state is not None:
-            state.lacks.difference_update(cids)
-            self._assign(now)
+        if state is None:
+            return
+        for cid in cids:
+            state.lacks.discard(cid)
+            if cid in self._wanted:
+                self._pool.note_lack(self._wanted[cid], peer, False)
+        self._assign(now)
 
     def handle_timer(self, now: float) -> None:
-        """Snub the peers whose patience has run out."""
-        for state in list(self._peers.values()):
+        """Snub the peers whose patience has run out, and look whether somebody stalls in the tail."""
+        for state in self._peers.values():
             if state.deadline is None or state.deadline > now:
                 continue
             cids = tuple(state.outstanding)
-            for cid in cids:
-                self._wanted[cid].holders.remove(state.peer)
+            self._release_all(state)
             state.snub()
             self._events += (Snubbed(state.peer, len(cids)), Withdraw(state.peer, cids))
         self._assign(now)
@@ -200,7 +210,8 @@ class Download:
 
     def get_timer(self) -> float | None:
         """Return when :meth:`handle_timer` is due."""
-        return min((state.deadline for state in self._peers.values() if state.deadline is not None), default=None)
+        timers = [state.deadline for state in self._peers.values()]
+        return min((timer for timer in (*timers, self._tail_timer) if timer is not None), default=None)
 
     def next_event(self) -> Event | None:
         return self._events.popleft() if self._events else None
@@ -213,7 +224,13 @@ class Download:
     @property
     def stuck(self) -> bool:
         """Whether blocks are missing and no peer of the session can be asked for any of them."""
-        return bool(self._wanted) and not any(c not in s.lacks for s in self._peers.values() for c in self._wanted)
+        return bool(self._wanted) and all(len(w.lackers) == len(self._peers) for w in self._wanted.values())
+
+    @property
+    def stalled(self) -> bool:
+        """Whether blocks are missing and every peer that could be asked for any of them has fallen silent."""
+        talking = [state.peer for state in self._peers.values() if not state.snubbed]
+        return bool(self._wanted) and all(w.lackers.issuperset(talking) for w in self._wanted.values())
 
     def expected_size(self, cid: Cid) -> int | None:
         """Return the largest size that ``cid`` may have (exact for blocks); ``None`` when it is not wanted."""
@@ -229,69 +246,91 @@ class Download:
 
     def progress(self) -> tuple[PeerProgress, ...]:
         """Return every peer's share, those that are gone as well."""
-        states = {**self._gone, **self._peers}
+        states = (*self._gone.values(), *self._peers.values())
         return tuple(
-            PeerProgress(s.peer, s.received_bytes, s.received_blocks, len(s.outstanding), s.rate, s.snubbed)
-            for s in states.values()
+            PeerProgress(s.peer, s.received_bytes, s.received_blocks, len(s.outstanding), s.rate, s.snubbed) for s in states
         )
 
     # --- assignment ----------------------------------------------------------------------------------------------------
 
-    def _release(self, state: PeerState, cid: Cid) -> None:
-        wanted = self._wanted.get(cid)
-        if wanted is not None and state.settle(cid, wanted.size):
+    def _release(self, wanted: Wanted, peer: str) -> None:
+        """Note that ``peer`` is no longer asked for ``wanted``."""
+        wanted.holders.remove(peer)
+        if not wanted.holders:
+            self._pool.add((wanted,))
+
+    def _release_all(self, state: PeerState) -> None:
+        released = [self._wanted[cid] for cid in state.outstanding]
+        for wanted in released:
             wanted.holders.remove(state.peer)
+        self._pool.add(wanted for wanted in released if not wanted.holders)
 
     def _assign(self, now: float) -> None:
         """Fill the windows, then let idle peers help in the tail."""
-        ready = [state for state in self._peers.values() if self._has_room(state)]
-        if not ready:
-            return
         asks: dict[str, list[Cid]] = {}
-        pool = [wanted for wanted in self._wanted.values() if not wanted.holders]
-        if pool:
-            for wanted in self._ordered(pool):
-                state = self._pick(ready, wanted)
-                if state is None:
-                    continue
-                self._ask(state, wanted, now, asks)
-                if len(state.outstanding) >= state.window:
-                    ready.remove(state)
-                    if not ready:
-                        break
-        else:
-            self._help_in_tail(now, asks)
+        ready = [state for state in self._peers.values() if state.has_room and self._pool.has_for(state.peer)]
+        self._fill([state for state in ready if not state.snubbed], now, asks)
+        for state in ready:
+            if state.snubbed:
+                self._probe(state, now, asks)
+        self._help_in_tail(now, asks)
         for peer, cids in asks.items():
             self._events.append(Ask(peer, tuple(cids)))
 
-    def _has_room(self, state: PeerState) -> bool:
-        """A window is refilled when half of it is free, so that wants travel in batches and not one by one."""
-        return len(state.outstanding) <= state.window // 2
+    def _fill(self, ready: list[PeerState], now: float, asks: dict[str, list[Cid]]) -> None:
+        taken: list[Wanted] = []
+        for wanted in self._pool:
+            if not ready:
+                break
+            able = [state for state in ready if state.peer not in wanted.lackers]
+            if able:
+                state = min(able, key=lambda state: state.load)
+                self._ask(state, wanted, now, asks)
+                taken.append(wanted)
+                if state.full:
+                    ready.remove(state)
+        for wanted in taken:
+            self._pool.remove(wanted)
 
-    def _ordered(self, pool: list[_Wanted]) -> list[_Wanted]:
-        rarity = {w.want.cid: sum(w.want.cid not in s.lacks for s in self._peers.values()) for w in pool}
-        return sorted(pool, key=lambda w: (w.want.deadline, rarity[w.want.cid], self._rng.random()))
-
-    def _pick(self, ready: list[PeerState], wanted: _Wanted) -> PeerState | None:
-        able = [state for state in ready if wanted.want.cid not in state.lacks]
-        return min(able, key=lambda state: (state.snubbed, state.load), default=None)
+    def _probe(self, state: PeerState, now: float, asks: dict[str, list[Cid]]) -> None:
+        """Ask a snubbed peer for one block, where others are there as well for the one that is needed last."""
+        alone = all(other.snubbed for other in self._peers.values())
+        order = iter(self._pool) if alone else reversed(self._pool)
+        wanted = next((wanted for wanted in order if state.peer not in wanted.lackers), None)
+        if wanted is not None:
+            self._ask(state, wanted, now, asks)
+            self._pool.remove(wanted)
 
     def _help_in_tail(self, now: float, asks: dict[str, list[Cid]]) -> None:
-        """Nothing is left to ask first: an idle peer takes over from the slowest, within the budget for duplicates."""
-        idle = [s for s in self._peers.values() if not s.outstanding and not s.snubbed and s.rate > 0]
-        for state in idle:
-            late = [w for w in self._wanted.values() if len(w.holders) == 1 and w.want.cid not in state.lacks]
-            late = [w for w in late if self._peers[w.holders[0]].load > 2 * w.size / state.rate]
-            if not late:
+        """Let peers that find nothing to do re-request from the slowest, within the budget for duplicates."""
+        self._tail_timer = None
+        for helper in self._peers.values():
+            if helper.outstanding or helper.snubbed or not helper.rate or self._pool.has_for(helper.peer):
                 continue
-            worst = max(late, key=lambda w: (self._peers[w.holders[0]].load, self._rng.random()))
-            if self._second_asks + worst.size > MAX_DUPLICATE_SHARE * self._asked_bytes:
-                return
-            self._second_asks += worst.size
-            self._ask(state, worst, now, asks)
+            worth_at, wanted = min(self._helpable(helper), key=lambda found: found[0], default=(0.0, None))
+            if wanted is None:
+                continue
+            if worth_at > now:
+                self._tail_timer = worth_at if self._tail_timer is None else min(self._tail_timer, worth_at)
+            else:
+                self._second_asks += wanted.size
+                self._ask(helper, wanted, now, asks)
 
-    def _ask(self, state: PeerState, wanted: _Wanted, now: float, asks: dict[str, list[Cid]]) -> None:
+    def _helpable(self, helper: PeerState) -> Iterable[tuple[float, Wanted]]:
+        """Yield for each busy peer the last block that it will send, and when ``helper`` had better take it over."""
+        budget = MAX_DUPLICATE_SHARE * self._first_asks - self._second_asks
+        for state in self._peers.values():
+            for cid in reversed(state.outstanding):
+                wanted = self._wanted[cid]
+                if len(wanted.holders) == 1 and helper.peer not in wanted.lackers:
+                    if wanted.size <= budget:
+                        yield state.helped_from(2 * wanted.size / helper.rate), wanted
+                    break
+
+    def _ask(self, state: PeerState, wanted: Wanted, now: float, asks: dict[str, list[Cid]]) -> None:
         state.asked(wanted.want.cid, wanted.size, now)
         wanted.holders.append(state.peer)
-        self._asked_bytes += wanted.size
+        if not wanted.asked_before:
+            wanted.asked_before = True
+            self._first_asks += wanted.size
         asks.setdefault(state.peer, []).append(wanted.want.cid)

@@ -10,6 +10,7 @@ from p2pkv.limits import (
     MAX_BLOCK_TIMEOUT_S,
     MAX_WINDOW_BLOCKS,
     MIN_BLOCK_TIMEOUT_S,
+    TAIL_STALL_S,
     WINDOW_SECONDS,
 )
 from p2pkv.units import MIB
@@ -18,66 +19,87 @@ from p2pkv.units import MIB
 _GAIN = 1 / 8
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class PeerState:
     """One peer of one session. Times are seconds of the monotonic clock that the driver hands in."""
 
     peer: str
-    joined: float
-    outstanding: dict[Cid, float] = field(default_factory=dict)  # CID -> when it was asked for, oldest first
+    outstanding: dict[Cid, None] = field(default_factory=dict)  # in the order asked
     outstanding_bytes: int = 0
     lacks: set[Cid] = field(default_factory=set)
     window: int = INITIAL_WINDOW_BLOCKS
-    received_bytes: int = 0
+    received_bytes: int = 0  # news only
     received_blocks: int = 0
     snubbed: bool = False
     rate: float = 0.0  # bytes per second while something was outstanding; 0 = not measured yet
-    busy_since: float = 0.0  # start of the present stretch of work
-    last_progress: float = 0.0
+    last_progress: float = 0.0  # the last answer, or the first ask after an idle time
+    samples: int = 0
+    size_mean: float = 0.0
     gap_mean: float = 0.0
     gap_deviation: float = 0.0
+
+    @property
+    def has_room(self) -> bool:
+        """A window is refilled when half of it is free, so that wants travel in batches and not one by one."""
+        return len(self.outstanding) <= self.window // 2
+
+    @property
+    def full(self) -> bool:
+        return len(self.outstanding) >= self.window
 
     def asked(self, cid: Cid, size: int, now: float) -> None:
         if not self.outstanding:
             self.last_progress = now
-        self.outstanding[cid] = now
+        self.outstanding[cid] = None
         self.outstanding_bytes += size
 
     def settle(self, cid: Cid, size: int) -> bool:
         """Take ``cid`` off what is outstanding; tell whether it was there."""
-        if self.outstanding.pop(cid, None) is None:
+        if cid not in self.outstanding:
             return False
+        del self.outstanding[cid]
         self.outstanding_bytes -= size
         return True
 
-    def delivered(self, size: int, now: float) -> None:
-        """Work one good block into rate, timing and window."""
-        gap = now - self.last_progress
+    def forget_outstanding(self) -> None:
+        self.outstanding.clear()
+        self.outstanding_bytes = 0
+
+    def delivered(self, size: int, now: float, *, news: bool) -> None:
+        """Work one good block into rate, timing and window; only ``news`` counts as received."""
+        if news:
+            self.received_bytes += size
+            self.received_blocks += 1
+        self._measure(size, now - self.last_progress)
         self.last_progress = now
-        self.received_bytes += size
-        self.received_blocks += 1
-        if self.received_blocks == 1:
-            self.gap_mean, self.gap_deviation = gap, gap / 2
-        else:
-            self.gap_deviation += _GAIN * (abs(gap - self.gap_mean) - self.gap_deviation)
-            self.gap_mean += _GAIN * (gap - self.gap_mean)
-        if self.gap_mean > 0:
-            self.rate = size / self.gap_mean
         if self.snubbed:
             self.snubbed = False
             self.window = INITIAL_WINDOW_BLOCKS
             return
         # Slow start: one more block for each that arrives, up to what the rate moves in WINDOW_SECONDS.
-        ceiling = max(INITIAL_WINDOW_BLOCKS, int(self.rate * WINDOW_SECONDS / max(size, 1)))
-        self.window = min(self.window + 1, ceiling, MAX_WINDOW_BLOCKS)
+        ceiling = MAX_WINDOW_BLOCKS
+        if self.gap_mean > 0:
+            ceiling = min(ceiling, max(INITIAL_WINDOW_BLOCKS, int(WINDOW_SECONDS / self.gap_mean)))
+        self.window = min(self.window + 1, ceiling)
+
+    def _measure(self, size: int, gap: float) -> None:
+        self.samples += 1
+        if self.samples == 1:
+            self.size_mean, self.gap_mean, self.gap_deviation = float(size), gap, gap / 2
+        else:
+            self.gap_deviation += _GAIN * (abs(gap - self.gap_mean) - self.gap_deviation)
+            self.gap_mean += _GAIN * (gap - self.gap_mean)
+            self.size_mean += _GAIN * (size - self.size_mean)
+        # Sizes are averaged like gaps: a small node behind large blocks says nothing about the rate.
+        if self.gap_mean > 0:
+            self.rate = self.size_mean / self.gap_mean
 
     def snub(self) -> None:
         """The peer let its time run out: one block at a time until it delivers again."""
         self.snubbed = True
         self.window = 1
         self.rate = 0.0
-        self.outstanding.clear()
-        self.outstanding_bytes = 0
+        self.forget_outstanding()
 
     @property
     def deadline(self) -> float | None:
@@ -86,6 +108,15 @@ class PeerState:
             return None
         patience = max(MIN_BLOCK_TIMEOUT_S, self.gap_mean + 4 * self.gap_deviation)
         return self.last_progress + min(patience, MAX_BLOCK_TIMEOUT_S)
+
+    def helped_from(self, seconds: float) -> float:
+        """Return when a peer that needs ``seconds`` for it had better take over a block from this one.
+
+        At once where this one has more than that to do, else when it has stalled for that long and longer than it ever does.
+        """
+        if self.load > seconds:
+            return self.last_progress
+        return self.last_progress + max(seconds, self.gap_mean + 4 * self.gap_deviation, TAIL_STALL_S)
 
     @property
     def load(self) -> float:

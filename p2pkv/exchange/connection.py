@@ -1,8 +1,8 @@
 """The two ends of one exchange stream.
 
-Both ends say hello first. After it, :data:`ALLOWED` is the whole law of who may send what; anything else is a
-:class:`~p2pkv.errors.ProtocolError`, after which the stream is of no more use. Any other exception that a peer's bytes
-cause is a bug.
+Both ends say hello first. After it, :data:`FROM_CONSUMER` and :data:`FROM_PROVIDER` are the law of who may send what, and a
+provider answers only what it was asked. Anything else is a :class:`~p2pkv.errors.ProtocolError`, after which the stream is of
+no more use. Any other exception that a peer's bytes cause is a bug.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Final
 from p2pkv.artifact.match import Match
 from p2pkv.errors import P2pkvError, ProtocolError
 from p2pkv.exchange.messages import (
+    TOKEN_BYTES,
     Block,
     BulkOffered,
     BulkRequest,
@@ -25,31 +26,49 @@ from p2pkv.exchange.messages import (
     Hello,
     Matches,
     Message,
+    MessageType,
     Query,
     WantBlocks,
     encode,
     encode_cid_lists,
 )
 from p2pkv.formats.cid import Cid
-from p2pkv.limits import MAX_WANTS_PER_PEER
-from p2pkv.ports import BulkOffer
+from p2pkv.formats.hashing import DIGEST_BYTES
+from p2pkv.limits import MAX_UNSENT_BYTES, MAX_WANTS_PER_PEER
 
 BULK: Final = "bulk"
 """Feature name of a side that can use the bulk lane."""
 
-# Receiver's role -> messages that it accepts after the hello.
-_FROM_PROVIDER: Final = (Matches, Block, DontHave, Have, BulkOffered, ErrorMessage)
-_FROM_CONSUMER: Final = (Query, WantBlocks, Cancel, BulkRequest, ErrorMessage)
+FROM_PROVIDER: Final = frozenset(
+    {
+        MessageType.HELLO,
+        MessageType.MATCHES,
+        MessageType.BLOCK,
+        MessageType.DONT_HAVE,
+        MessageType.HAVE,
+        MessageType.BULK_OFFER,
+        MessageType.ERROR,
+    }
+)
+FROM_CONSUMER: Final = frozenset(
+    {
+        MessageType.HELLO,
+        MessageType.QUERY,
+        MessageType.WANT,
+        MessageType.CANCEL,
+        MessageType.BULK_REQUEST,
+        MessageType.ERROR,
+    }
+)
 
 
 class _Connection:
     """What both ends share: framing, the hello, and the bytes that wait to be sent."""
 
-    _accepted: tuple[type[Message], ...]
-
-    def __init__(self, agent: str, features: frozenset[str]) -> None:
-        self._decoder = FrameDecoder()
+    def __init__(self, agent: str, features: frozenset[str], accepted: frozenset[MessageType]) -> None:
+        self._decoder = FrameDecoder(accepted)
         self._outgoing = bytearray(encode(Hello(agent, features)))
+        self._broken = ""
         self.remote: Hello | None = None
 
     def data_to_send(self) -> bytes:
@@ -60,19 +79,31 @@ class _Connection:
 
     def fail(self, error: P2pkvError) -> None:
         """Tell the peer why this side gives up."""
-        self._send(ErrorMessage(error.code, error.message[:1024]))
+        self._send(ErrorMessage(error.code, error.message[:1024]))  # characters, of up to four bytes each
 
-    def _receive(self, data: bytes) -> list[Message]:
-        """Return the legal messages in ``data``; the first hello is kept and returned as well."""
-        messages = self._decoder.feed(data)
-        for message in messages:
-            if self.remote is None:
-                if not isinstance(message, Hello):
-                    raise ProtocolError(f"{type(message).__name__} before hello")
-                self.remote = message
-            elif not isinstance(message, self._accepted):
-                raise ProtocolError(f"{type(message).__name__} is not for this side to receive")
+    def receive_data(self, data: bytes) -> list[Message]:
+        """Return the messages that are now whole, the hello among them, all of them legal. Raises ProtocolError."""
+        if self._broken:
+            raise ProtocolError(self._broken)
+        try:
+            messages = self._decoder.feed(data)
+            for message in messages:
+                if self.remote is None:
+                    if not isinstance(message, Hello):
+                        raise ProtocolError(f"{type(message).__name__} before hello")
+                    self.remote = message
+                elif isinstance(message, Hello):
+                    raise ProtocolError("a second hello")
+                else:
+                    self._take(message)
+        except ProtocolError as error:
+            self._broken = error.message
+            raise
         return messages
+
+    def _take(self, message: Message) -> None:
+        """Work one message of the other side into the state. Raises ProtocolError."""
+        raise AssertionError("each end has its own")
 
     def _send(self, message: Message) -> None:
         self._outgoing += encode(message)
@@ -81,15 +112,15 @@ class _Connection:
 class ConsumerConnection(_Connection):
     """The end that wants blocks. Calls queue bytes; :meth:`receive_data` returns what the provider said, checked."""
 
-    _accepted = _FROM_PROVIDER
-
     def __init__(self, agent: str, features: frozenset[str] = frozenset()) -> None:
-        super().__init__(agent, features)
+        super().__init__(agent, features, FROM_PROVIDER)
         self._requests = 0
         self._open_queries: set[int] = set()
+        self._open_bulk_requests = 0
         self._wanted: set[Cid] = set()
-        # A block may cross our cancel on the wire: these are taken without complaint, and the oldest are forgotten.
-        self._cancelled: OrderedDict[Cid, None] = OrderedDict()
+        # Each want entitles the provider to one answer. What was cancelled, or asked again after a lane broke, may have been
+        # answered already: so many more answers are taken without complaint. The oldest are forgotten.
+        self._late: OrderedDict[Cid, int] = OrderedDict()
 
     def query(self, keys: Sequence[bytes]) -> int:
         """Ask for manifests that match; return the request's number."""
@@ -99,71 +130,92 @@ class ConsumerConnection(_Connection):
         return self._requests
 
     def want(self, cids: Sequence[Cid]) -> None:
-        self._wanted.update(cids)
+        """Ask for ``cids``, also for those that were asked for before."""
+        for cid in cids:
+            if cid in self._wanted:
+                self._expect_late(cid)
+            self._wanted.add(cid)
         self._outgoing += encode_cid_lists(WantBlocks, cids)
 
     def cancel(self, cids: Sequence[Cid]) -> None:
+        """Give ``cids`` up; an answer may cross this on its way."""
         for cid in cids:
-            self._wanted.discard(cid)
-            self._cancelled[cid] = None
-        while len(self._cancelled) > MAX_WANTS_PER_PEER:
-            self._cancelled.popitem(last=False)
+            if cid in self._wanted:
+                self._wanted.discard(cid)
+                self._expect_late(cid)
         self._outgoing += encode_cid_lists(Cancel, cids)
 
     def request_bulk(self) -> None:
+        self._open_bulk_requests += 1
         self._send(BulkRequest())
 
     def take_bulk_block(self, cid: Cid) -> None:
-        """Note that ``cid`` has come over the bulk lane."""
-        self._wanted.discard(cid)
+        """Note that ``cid`` has come over the bulk lane, which itself takes only what was asked."""
+        self._settle(cid)
 
-    def receive_data(self, data: bytes) -> list[Message]:
-        """Return the provider's messages. Raises ProtocolError for anything that was not asked for."""
-        messages = self._receive(data)
-        for message in messages:
-            match message:
-                case Block(cid):
-                    if cid not in self._wanted and cid not in self._cancelled:
-                        raise ProtocolError(f"block {cid} was not asked for")
-                    self._wanted.discard(cid)
-                case DontHave(cids):
-                    self._wanted.difference_update(cids)
-                case Matches(request, _):
-                    if request not in self._open_queries:
-                        raise ProtocolError(f"an answer to query {request}, which was not asked")
-                    self._open_queries.discard(request)
-                case _:
-                    pass
-        return messages
+    def _take(self, message: Message) -> None:
+        match message:
+            case Block(cid):
+                if not self._settle(cid):
+                    raise ProtocolError(f"block {cid} was not asked for")
+            case DontHave(cids):
+                for cid in cids:
+                    if not self._settle(cid):
+                        raise ProtocolError(f"{cid} is denied, but was not asked for")
+            case Matches(request, _):
+                if request not in self._open_queries:
+                    raise ProtocolError(f"an answer to query {request}, which was not asked")
+                self._open_queries.discard(request)
+            case BulkOffered():
+                if not self._open_bulk_requests:
+                    raise ProtocolError("an offer of a bulk lane, which was not asked for")
+                self._open_bulk_requests -= 1
+            case _:
+                pass
+
+    def _settle(self, cid: Cid) -> bool:
+        """Take note of one answer to a want; tell whether one may come."""
+        if cid in self._wanted:
+            self._wanted.discard(cid)
+            return True
+        late = self._late.get(cid, 0)
+        if late > 1:
+            self._late[cid] = late - 1
+        elif late:
+            del self._late[cid]
+        return late > 0
+
+    def _expect_late(self, cid: Cid) -> None:
+        self._late[cid] = self._late.pop(cid, 0) + 1
+        while len(self._late) > MAX_WANTS_PER_PEER:
+            self._late.popitem(last=False)
 
 
 class ProviderConnection(_Connection):
     """The end that serves. Wants queue up in order until the driver takes them with :meth:`take_wants`."""
 
-    _accepted = _FROM_CONSUMER
-
     def __init__(self, agent: str, features: frozenset[str] = frozenset()) -> None:
-        super().__init__(agent, features)
+        super().__init__(agent, features, FROM_CONSUMER)
         self._wants: OrderedDict[Cid, None] = OrderedDict()
         self._lacking: OrderedDict[Cid, None] = OrderedDict()
 
-    def receive_data(self, data: bytes) -> list[Message]:
-        """Return the consumer's messages; wants and cancels are worked into the queue. Raises ProtocolError."""
-        messages = self._receive(data)
-        for message in messages:
-            match message:
-                case WantBlocks(cids):
-                    for cid in cids:
-                        self._wants[cid] = None
-                    if len(self._wants) > MAX_WANTS_PER_PEER:
-                        raise ProtocolError(f"more than {MAX_WANTS_PER_PEER} wants outstanding")
-                case Cancel(cids):
-                    for cid in cids:
-                        self._wants.pop(cid, None)
-                        self._lacking.pop(cid, None)
-                case _:
-                    pass
-        return messages
+    def _take(self, message: Message) -> None:
+        match message:
+            case WantBlocks(cids):
+                for cid in cids:
+                    self._wants[cid] = None
+                    self._lacking.pop(cid, None)
+                if len(self._wants) > MAX_WANTS_PER_PEER:
+                    raise ProtocolError(f"more than {MAX_WANTS_PER_PEER} wants outstanding")
+            case Cancel(cids):
+                for cid in cids:
+                    self._wants.pop(cid, None)
+                    self._lacking.pop(cid, None)
+            case Query() | BulkRequest():
+                if len(self._outgoing) > MAX_UNSENT_BYTES:
+                    raise ProtocolError(f"more questions, while {MAX_UNSENT_BYTES} bytes of answers are not read")
+            case _:
+                pass
 
     @property
     def wants(self) -> int:
@@ -191,12 +243,11 @@ class ProviderConnection(_Connection):
 
     def gained(self, cids: Iterable[Cid]) -> None:
         """Push a have for those of ``cids`` that this peer asked for in vain."""
-        news = [cid for cid in cids if self._lacking.pop(cid, self) is None]
+        news = [cid for cid in dict.fromkeys(cids) if cid in self._lacking]
+        for cid in news:
+            del self._lacking[cid]
         self._outgoing += encode_cid_lists(Have, news)
 
-    def offer_bulk(self, offer: BulkOffer | None) -> None:
+    def offer_bulk(self, offer: BulkOffered | None) -> None:
         """Answer a bulk request; ``None`` says that there is no lane here."""
-        if offer is None:
-            self._send(BulkOffered(0, bytes(32), bytes(32)))
-        else:
-            self._send(BulkOffered(offer.port, offer.token, offer.fingerprint))
+        self._send(offer or BulkOffered(0, bytes(TOKEN_BYTES), bytes(DIGEST_BYTES)))

@@ -1,13 +1,13 @@
 """Frames and messages of the exchange (``docs/spec/exchange.md``).
 
 A frame is ``length u32 big endian | type u8 | body``; the length counts the body. Lists of CIDs are 36 bytes each, blocks
-are a CID and the payload, everything else is strict DAG-CBOR. The bound of each type is checked as soon as its header is
-there, before the body is read.
+are a CID and the payload, everything else is strict DAG-CBOR. Type and length are checked as soon as the header is there,
+before the body is; bodies of unknown types are skipped without being kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, TypeAlias
@@ -20,7 +20,10 @@ from p2pkv.formats.fields import Fields
 from p2pkv.formats.hashing import DIGEST_BYTES
 from p2pkv.limits import (
     MAX_CONTROL_BYTES,
+    MAX_ERROR_TEXT_BYTES,
+    MAX_FEATURES,
     MAX_FRAME_BYTES,
+    MAX_NAME_BYTES,
     MAX_QUERY_KEYS,
     MAX_QUERY_MATCHES,
     MAX_SEGMENTS,
@@ -31,7 +34,6 @@ PROTOCOL_ID: Final = "/p2pkv/exchange/1.0.0"
 VERSION: Final = 1
 HEADER_BYTES: Final = 5
 TOKEN_BYTES: Final = 32
-_MAX_FEATURES: Final = 64
 _MAX_REQUEST_ID: Final = 2**31 - 1
 
 
@@ -181,47 +183,79 @@ def encode_cid_lists(kind: type[WantBlocks | DontHave | Have | Cancel], cids: Se
 
 
 class FrameDecoder:
-    """Turns bytes of any cut into messages. Raises ProtocolError once and for all when the peer breaks the rules."""
+    """Turns bytes of any cut into messages; known types outside ``accepted`` are refused by their header.
 
-    def __init__(self) -> None:
+    Holds at most one incomplete frame. Raises ProtocolError when the peer breaks the rules, and from then on always.
+    """
+
+    def __init__(self, accepted: Iterable[MessageType] = MessageType) -> None:
+        self._accepted = frozenset(accepted)
         self._buffer = bytearray()
+        self._to_skip = 0  # bytes of an unknown message that are still to come
+        self._broken = ""
 
     def feed(self, data: bytes) -> list[Message]:
         """Add ``data`` and return the messages that are now whole, in order."""
+        if self._broken:
+            raise ProtocolError(self._broken)
         self._buffer += data
+        try:
+            return self._take_messages()
+        except ProtocolError as error:
+            self._broken = error.message
+            self._buffer.clear()
+            raise
+
+    def _take_messages(self) -> list[Message]:
         messages: list[Message] = []
         at = 0
-        while len(self._buffer) - at >= HEADER_BYTES:
-            length = int.from_bytes(self._buffer[at : at + 4], "big")
-            code = self._buffer[at + 4]
-            _check_length(code, length)
+        while True:
+            skipped = min(self._to_skip, len(self._buffer) - at)
+            self._to_skip -= skipped
+            at += skipped
+            if len(self._buffer) - at < HEADER_BYTES:
+                break
+            kind, length = self._check_header(bytes(self._buffer[at : at + HEADER_BYTES]))
+            if kind is None:
+                at += HEADER_BYTES
+                self._to_skip = length
+                continue
             end = at + HEADER_BYTES + length
             if len(self._buffer) < end:
                 break
-            message = _decode(code, bytes(memoryview(self._buffer)[at + HEADER_BYTES : end]))
-            if message is not None:
-                messages.append(message)
+            messages.append(_decode(kind, bytes(memoryview(self._buffer)[at + HEADER_BYTES : end])))
             at = end
         del self._buffer[:at]
         return messages
 
+    def _check_header(self, header: bytes) -> tuple[MessageType | None, int]:
+        """Return type and length, or ``None`` for a type that is unknown here and to be skipped."""
+        length, code = int.from_bytes(header[:4], "big"), header[4]
+        kind = MessageType(code) if code in _CODES else None
+        if kind is not None and kind not in self._accepted:
+            raise ProtocolError(f"a {kind.name.lower()} message is not for this side to receive")
+        bound = _bound(kind)
+        if length > bound:
+            raise ProtocolError(f"a frame of type 0x{code:02x} announces {length} bytes; {bound} are allowed")
+        return kind, length
+
     @property
     def incomplete(self) -> bool:
         """Whether the bytes so far end in the middle of a frame."""
-        return bool(self._buffer)
+        return bool(self._buffer or self._to_skip)
 
 
-def _check_length(code: int, length: int) -> None:
-    bound = MAX_FRAME_BYTES if code == MessageType.BLOCK else MAX_CONTROL_BYTES
-    if length > bound:
-        raise ProtocolError(f"a frame of type 0x{code:02x} announces {length} bytes; {bound} are allowed")
+_CODES: Final = frozenset(MessageType)
 
 
-def _decode(code: int, body: bytes) -> Message | None:
-    try:
-        kind = MessageType(code)
-    except ValueError:
-        return None
+def _bound(kind: MessageType | None) -> int:
+    """Return the largest body; later versions may make theirs as large as the largest of this one."""
+    if kind is None or kind is MessageType.BLOCK:
+        return MAX_FRAME_BYTES
+    return CID_BYTES * MAX_WANTS_PER_MESSAGE if kind in _CID_LISTS else MAX_CONTROL_BYTES
+
+
+def _decode(kind: MessageType, body: bytes) -> Message:
     try:
         if kind is MessageType.BLOCK:
             return Block(Cid.from_bytes(body[:CID_BYTES]), body[CID_BYTES:])
@@ -237,8 +271,7 @@ def _decode_map(kind: MessageType, fields: Fields) -> Message:
     match kind:
         case MessageType.HELLO:
             fields.integer("version", VERSION, VERSION)
-            features = fields.items("features", _MAX_FEATURES)
-            return Hello(fields.text("agent", 256), frozenset(name for name in features if isinstance(name, str)))
+            return Hello(fields.text("agent", MAX_NAME_BYTES), _features(fields.items("features", MAX_FEATURES)))
         case MessageType.QUERY:
             keys = fields.items("keys", MAX_QUERY_KEYS)
             if not all(isinstance(key, bytes) and len(key) == DIGEST_BYTES for key in keys):
@@ -254,13 +287,22 @@ def _decode_map(kind: MessageType, fields: Fields) -> Message:
                 fields.fixed_bytes("fingerprint", DIGEST_BYTES),
             )
         case MessageType.ERROR:
-            return ErrorMessage(fields.text("code", 256), fields.text("message", 4096))
+            return ErrorMessage(fields.text("code", MAX_NAME_BYTES), fields.text("message", MAX_ERROR_TEXT_BYTES))
         case _:
             return BulkRequest()
 
 
+def _features(names: list[dagcbor.Value]) -> frozenset[str]:
+    features: set[str] = set()
+    for name in names:
+        if not isinstance(name, str) or len(name.encode()) > MAX_NAME_BYTES:
+            raise FormatError(f"a feature is not text of at most {MAX_NAME_BYTES} bytes")
+        features.add(name)
+    return frozenset(features)
+
+
 def _match(fields: Fields) -> Match:
-    segments = fields.integer("segments", 1, MAX_SEGMENTS + 1)
+    segments = fields.integer("segments", 1, MAX_SEGMENTS)
     return Match(
         fields.link("manifest"),
         fields.integer("matched", 1, segments),
@@ -270,8 +312,8 @@ def _match(fields: Fields) -> Match:
 
 
 def _cids(body: bytes) -> tuple[Cid, ...]:
-    if len(body) % CID_BYTES or len(body) > CID_BYTES * MAX_WANTS_PER_MESSAGE:
-        raise FormatError(f"{len(body)} bytes are no list of at most {MAX_WANTS_PER_MESSAGE} CIDs")
+    if len(body) % CID_BYTES:
+        raise FormatError(f"{len(body)} bytes are no list of CIDs")
     return tuple(Cid.from_bytes(body[at : at + CID_BYTES]) for at in range(0, len(body), CID_BYTES))
 
 

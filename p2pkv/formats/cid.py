@@ -35,13 +35,30 @@ class HashFunction(IntEnum):
     BLAKE3 = 0x1E
 
 
-@dataclass(frozen=True, slots=False)
+@dataclass(frozen=True, eq=False)
 class Cid:
-    """One content identifier. Equal CIDs hash equal; text and bytes are canonical."""
+    """One content identifier. Equal CIDs hash equal; text and bytes are canonical.
+
+    Comparison is by hand because CIDs are the keys of every hot dictionary: the digest alone nearly always decides.
+    """
 
     codec: Codec
     hash_function: HashFunction
     digest: bytes
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Cid):
+            return NotImplemented
+        return (
+            self.digest == other.digest
+            and self.codec is other.codec
+            and self.hash_function is other.hash_function
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
 
     @classmethod
     def of_block(cls, data: bytes | bytearray | memoryview) -> Cid:

@@ -2,7 +2,8 @@
 
 The profile has integers of 64 bits with sign, byte strings, text, lists, maps with text keys, CID links (tag 42), booleans
 and null. No floats, no other tags, no indefinite lengths. Decoding checks size, depth and item count before it allocates,
-refuses every non-canonical form, and checks that re-encoding gives the same bytes.
+refuses every non-canonical form, so that nothing is accepted whose re-encoding would give other bytes: the tests hold that
+against two independent codecs.
 
 Encoding is cbor2's; its canonical mode sorts map keys by length and then bytes, as DAG-CBOR does. Its decoder is lenient,
 so decoding is written here. Spec: https://ipld.io/specs/codecs/dag-cbor/spec/
@@ -48,8 +49,6 @@ def decode(data: bytes | bytearray | memoryview) -> Value:
     value = decoder.value(0)
     if decoder.at != len(raw):
         raise DagCborError(f"{len(raw) - decoder.at} bytes behind the value")
-    if encode(value) != raw:
-        raise DagCborError("not the canonical encoding of its value")
     return value
 
 

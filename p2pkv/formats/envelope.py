@@ -40,6 +40,7 @@ class Envelope:
         if encode_did(bytes(key.verify_key)) != manifest.publisher:
             raise ManifestError("the key is not that of the manifest's publisher", advice="Sign with the publisher's own key.")
         payload = manifest.encode()
+        Manifest.decode(payload)  # a manifest that nobody could open is not worth a signature
         return cls(payload, bytes(key.verify_key), key.sign(DOMAIN + payload).signature)
 
     def encode(self) -> bytes:

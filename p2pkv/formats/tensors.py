@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 from p2pkv.errors import ManifestError
 from p2pkv.limits import MAX_BLOCK_BYTES, MAX_HEAD_DIM, MAX_KV_HEADS, SEGMENT_TOKENS
@@ -68,6 +69,7 @@ class BlockPart:
     size: int
 
 
+@lru_cache(maxsize=1024)
 def layer_parts(geometry: LayerGeometry, tokens: int, dtype: Dtype) -> tuple[BlockPart, ...]:
     """Return the blocks of one layer over ``tokens`` tokens, in canonical order: there is one way to cut a layer.
 

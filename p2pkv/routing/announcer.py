@@ -1,17 +1,19 @@
 """When to announce what: paced under the receivers' limits, repeated before records expire. Sans-IO.
 
-A receiver drops provider records beyond 10 messages in 10 s from one peer (py-libp2p 0.8.1), so announcements pass a token
-bucket of ANNOUNCE_BURST that refills at ANNOUNCE_PER_SECOND. Due keys go out in the order in which they became due.
+A receiver drops provider records beyond 10 messages in 10 s from one peer (py-libp2p 0.8.1), so at most ANNOUNCE_BURST
+announcements lie within any ANNOUNCE_WINDOW_S. The window counts from the end of one announcement to the start of another:
+then it holds at the receiver too, however long the first was on its way. Due keys go out in the order in which they fell due.
 """
 
 from __future__ import annotations
 
 import heapq
 import random
+from collections import deque
 from dataclasses import dataclass
 from itertools import count
 
-from p2pkv.limits import ANNOUNCE_BURST, ANNOUNCE_PER_SECOND, ANNOUNCE_PERIOD_S
+from p2pkv.limits import ANNOUNCE_BURST, ANNOUNCE_PERIOD_S, ANNOUNCE_WINDOW_S
 
 # A failed announcement is tried again after this; nobody in reach seldom mends itself faster.
 _RETRY_S = 30.0
@@ -28,22 +30,28 @@ class AnnouncerStatistics:
     late_s: float
 
 
+@dataclass(slots=True)
+class _Key:
+    announced: bool = False
+    turn: int | None = None  # names the one heap entry that counts; None while the key is being announced
+
+
 class Announcer:
-    """Hand in keys; take what is due with :meth:`next_due`; report back with :meth:`confirm`."""
+    """Hand in keys; take what is due with :meth:`next_due`; report every one of these back with :meth:`confirm`."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
+        self._keys: dict[bytes, _Key] = {}
         self._heap: list[tuple[float, int, bytes]] = []
-        self._keys: dict[bytes, bool] = {}  # key -> announced at least once
-        self._order = count()
-        self._tokens = float(ANNOUNCE_BURST)
-        self._refilled = 0.0
+        self._turns = count()
+        self._under_way = 0
+        self._ended: deque[float] = deque(maxlen=ANNOUNCE_BURST)  # when the last announcements ended
 
     def add(self, key: bytes, now: float) -> None:
         """Announce ``key`` as soon as the pace allows, and then once a period. Known keys stay as scheduled."""
         if key not in self._keys:
-            self._keys[key] = False
-            heapq.heappush(self._heap, (now, next(self._order), key))
+            self._keys[key] = _Key()
+            self._schedule(key, now)
 
     def discard(self, key: bytes) -> None:
         """Stop announcing ``key``; its record runs out by itself."""
@@ -51,39 +59,54 @@ class Announcer:
 
     def next_due(self, now: float) -> bytes | None:
         """Return a key to announce now, or ``None``."""
-        self._drop_discarded()
-        self._refill(now)
-        if not self._heap or self._heap[0][0] > now or self._tokens < 1:
+        self._drop_stale()
+        allowed = self._allowed_at(now)
+        if not self._heap or self._heap[0][0] > now or allowed is None or allowed > now:
             return None
-        self._tokens -= 1
-        return heapq.heappop(self._heap)[2]
+        key = heapq.heappop(self._heap)[2]
+        self._keys[key].turn = None
+        self._under_way += 1
+        return key
 
     def confirm(self, key: bytes, reached: bool, now: float) -> None:
-        """Report how the announcement of ``key`` went; it is scheduled again either way."""
-        if key not in self._keys:
-            return
-        self._keys[key] = self._keys[key] or reached
-        wait = ANNOUNCE_PERIOD_S * (1 - _JITTER * self._rng.random()) if reached else _RETRY_S
-        heapq.heappush(self._heap, (now + wait, next(self._order), key))
+        """Report how the announcement of ``key`` went; it is scheduled again either way, unless it was discarded."""
+        self._under_way -= 1
+        self._ended.append(now)
+        state = self._keys.get(key)
+        if state is not None:
+            state.announced = state.announced or reached
+            wait = ANNOUNCE_PERIOD_S * (1 - _JITTER * self._rng.random()) if reached else _RETRY_S
+            self._schedule(key, now + wait)
 
     def get_timer(self, now: float) -> float | None:
-        """Return when :meth:`next_due` may have something."""
-        self._drop_discarded()
-        if not self._heap:
+        """Return when :meth:`next_due` may have something; ``None`` for not before the next call of another method."""
+        self._drop_stale()
+        allowed = self._allowed_at(now)
+        if not self._heap or allowed is None:
             return None
-        self._refill(now)
-        pace = now if self._tokens >= 1 else now + (1 - self._tokens) / ANNOUNCE_PER_SECOND
-        return max(self._heap[0][0], pace)
+        return max(self._heap[0][0], allowed)
 
     def statistics(self, now: float) -> AnnouncerStatistics:
-        late = max((now - due for due, _, key in self._heap if key in self._keys), default=0.0)
-        return AnnouncerStatistics(len(self._keys), sum(self._keys.values()), max(late, 0.0))
+        late = max((now - due for due, turn, key in self._heap if self._counts(turn, key)), default=0.0)
+        return AnnouncerStatistics(len(self._keys), sum(state.announced for state in self._keys.values()), max(late, 0.0))
 
-    def _refill(self, now: float) -> None:
-        elapsed = max(now - self._refilled, 0.0)
-        self._tokens = min(float(ANNOUNCE_BURST), self._tokens + elapsed * ANNOUNCE_PER_SECOND)
-        self._refilled = now
+    def _schedule(self, key: bytes, due: float) -> None:
+        turn = next(self._turns)
+        self._keys[key].turn = turn
+        heapq.heappush(self._heap, (due, turn, key))
 
-    def _drop_discarded(self) -> None:
-        while self._heap and self._heap[0][2] not in self._keys:
+    def _counts(self, turn: int, key: bytes) -> bool:
+        """Tell the entry that counts from those of a key that was discarded, or discarded and added again."""
+        return key in self._keys and self._keys[key].turn == turn
+
+    def _drop_stale(self) -> None:
+        while self._heap and not self._counts(self._heap[0][1], self._heap[0][2]):
             heapq.heappop(self._heap)
+
+    def _allowed_at(self, now: float) -> float | None:
+        """Return from when on one more announcement keeps the pace; ``None`` while too many are under way."""
+        free = ANNOUNCE_BURST - self._under_way
+        if free <= 0:
+            return None
+        # Of the announcements that have ended, the latest ``free`` ones stand in the way.
+        return now if len(self._ended) < free else max(now, self._ended[-free] + ANNOUNCE_WINDOW_S)

@@ -34,13 +34,13 @@ def announce_keys(manifest: Cid, token_count: int, chain_keys: Sequence[bytes]) 
 
 
 def lookup_keys(chain: Chain, shared: Chain | None) -> list[bytes]:
-    """Return the DHT keys to look up for a prompt, longest first; ``shared`` is the chain of its known shared part."""
-    keys: list[bytes] = []
-    if shared is not None and shared.tail is not None:
-        keys.append(dht_key(shared.tail))
-    if chain.tail is not None and not (shared is not None and shared.tail == chain.tail):
-        keys.append(dht_key(chain.tail))
-    return keys + [dht_key(chain.keys[length]) for length in boundaries(chain.segments)]
+    """Return the DHT keys to look up for a prompt; ``shared`` is the chain of its known shared part.
+
+    The end of the shared part comes first, where the artifact that is hoped for ends, then the prompt from its end down.
+    """
+    ends = [c.last for c in (shared, chain) if c is not None and c.token_count]
+    steps = [chain.keys[length] for length in boundaries(chain.segments)]
+    return [dht_key(key) for key in dict.fromkeys([*ends, *steps])]
 
 
 def query_keys(chain: Chain, shared: Chain | None) -> list[bytes]:

@@ -169,7 +169,7 @@ class Fetch:
                 case Completed(cid, _):
                     self._complete(cid)
                 case Dropped(peer):
-                    self._pool.drop(peer)
+                    self._pool.ban(peer)
                 case Snubbed(peer, blocks):
                     self._show(FetchState.TRANSFERRING, f"{peer} is silent; asking others for its {blocks} blocks")
 
@@ -192,8 +192,12 @@ class Fetch:
             self._pool.search(lookups)
 
     def _given_up(self) -> bool:
-        """Whether nobody is left who could send what is missing, and nobody is being looked for."""
-        return self._searched and not self._pool.searching and self._download.stuck
+        """Whether nobody is left who could send what is missing, and nobody is being looked for.
+
+        A prompt does not wait for peers that have fallen silent: computing is there as well, and sooner.
+        """
+        silent = isinstance(self._target, PromptTarget) and self._download.stalled
+        return self._searched and not self._pool.searching and (self._download.stuck or silent)
 
     # --- the manifest --------------------------------------------------------------------------------------------------
 

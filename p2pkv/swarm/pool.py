@@ -67,10 +67,14 @@ class ProviderPool:
             self._under_way += 1
             self._nursery.start_soon(self._look_up, key)
 
-    def drop(self, peer: PeerId) -> None:
-        """End a provider that broke the rules, and refuse it for a while."""
-        self.dropped.append(peer)
+    def ban(self, peer: PeerId) -> None:
+        """End a provider that lied, and refuse it for a while."""
         self._context.bans.ban(peer, trio.current_time())
+        self.drop(peer)
+
+    def drop(self, peer: PeerId) -> None:
+        """End a provider that broke the rules; another fetch may try it again."""
+        self.dropped.append(peer)
         if peer in self.providers:
             self.providers.pop(peer).close()
 

@@ -158,8 +158,7 @@ class Provider:
 
         def verify_and_store() -> P2pkvError | None:
             for block in blocks:
-                size = self._asked.get(block.cid)
-                if (size is not None and len(block.data) > size) or not _verified(block.cid, block.data):
+                if not _verified(block.cid, block.data):
                     return IntegrityError(str(block.cid))
                 try:
                     self._context.store.write(block.cid, block.data)
@@ -226,7 +225,7 @@ class _LaneSink:
     def expected_size(self, cid: Cid) -> int | None:
         return self._provider.asked_size(cid)
 
-    def receive_block(self, cid: Cid, data: bytearray) -> None:
+    def receive_block(self, cid: Cid, data: memoryview) -> None:
         if not _verified(cid, data):
             self._report(lambda: self._provider.lane_lied(cid))
             return
@@ -236,7 +235,8 @@ class _LaneSink:
             failure = error
             self._report(lambda: self._provider.lane_store_failed(failure))
             return
-        self._report(lambda: self._provider.lane_delivered(cid, len(data)))
+        size = len(data)
+        self._report(lambda: self._provider.lane_delivered(cid, size))
 
     def lane_closed(self) -> None:
         self._report(self._provider.lane_closed)
@@ -248,6 +248,6 @@ class _LaneSink:
             return  # the loop is gone, and the session with it
 
 
-def _verified(cid: Cid, data: bytes | bytearray) -> bool:
+def _verified(cid: Cid, data: bytes | memoryview) -> bool:
     """Hash twice before calling a peer a liar, so that a fault of our own memory has to strike twice."""
     return cid.matches(data) or cid.matches(data)

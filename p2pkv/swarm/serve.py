@@ -12,7 +12,7 @@ import trio
 
 from p2pkv.errors import IntegrityError, NotFoundError, P2pkvError, PeerUnreachableError, ProtocolError
 from p2pkv.exchange.connection import BULK, ProviderConnection
-from p2pkv.exchange.messages import BulkRequest, ErrorMessage, Query, block_header
+from p2pkv.exchange.messages import BulkOffered, BulkRequest, ErrorMessage, Query, block_header
 from p2pkv.formats.cid import Cid, Codec
 from p2pkv.limits import HELLO_TIMEOUT_S, MAX_QUERY_MATCHES, MAX_STREAMS_PER_PEER
 from p2pkv.ports import BulkSender, Channel, PeerId
@@ -83,6 +83,7 @@ class _Session:
         features = frozenset({BULK}) if context.bulk is not None else frozenset()
         self._connection = ProviderConnection(context.agent, features)
         self._lane: BulkSender | None = None
+        self._over = False
         self._wake = trio.Event()
 
     def gained(self, cids: tuple[Cid, ...]) -> None:
@@ -100,6 +101,7 @@ class _Session:
         except* ProtocolError as group:
             await self._refuse(group)
         finally:
+            self._over = True
             if self._lane is not None:
                 self._lane.close()
             await self._channel.aclose()
@@ -139,10 +141,13 @@ class _Session:
     def _offer_lane(self) -> None:
         bulk = self._context.bulk
         offer = None if bulk is None or self._lane else bulk.offer(self._channel.peer_id, want_sender=self._attach)
-        self._connection.offer_bulk(offer)
+        self._connection.offer_bulk(BulkOffered(offer.port, offer.token, offer.fingerprint) if offer else None)
 
     def _attach(self, lane: BulkSender) -> None:
-        self._lane = lane
+        if self._over:
+            lane.close()  # the consumer redeemed its token after it had left
+        else:
+            self._lane = lane
 
     async def _send(self) -> None:
         while True:

@@ -105,7 +105,7 @@ def test_a_mapped_view_outlives_its_file(blocks: BlockFiles) -> None:
 
 def test_blocks_spread_over_folders(blocks: BlockFiles) -> None:
     cids = [Cid.of_block(bytes([number])) for number in range(100)]
-    assert len({os.path.dirname(blocks.path(cid)) for cid in cids}) > 80
+    assert len({os.path.dirname(blocks.path(cid)) for cid in cids}) > 20
 
 
 def test_a_block_above_the_bound_is_not_written(blocks: BlockFiles) -> None:

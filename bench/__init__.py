@@ -1,0 +1,1 @@
+"""Benches and the data they need: run from the checkout, not part of the wheel."""

@@ -1,0 +1,256 @@
+"""The control API: HTTP on a unix socket whose file permissions are the access control (``docs/control-api.md``).
+
+Everything is JSON. A fetch answers with server-sent events: each ``data:`` line is one JSON object with an ``event`` field.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import trio
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from p2pkv import __version__
+from p2pkv.errors import Fault, NotFoundError, P2pkvError, UsageError
+from p2pkv.formats.cid import Cid
+from p2pkv.formats.did import decode_did
+from p2pkv.formats.hashing import DIGEST_BYTES
+from p2pkv.formats.tensors import Dtype
+from p2pkv.limits import MAX_REQUEST_BYTES, MAX_TEXT_BYTES, MAX_TOKENS
+from p2pkv.store.index import StoredArtifact
+from p2pkv.swarm.context import in_thread
+from p2pkv.swarm.fetch import ManifestTarget, PromptTarget, Target
+from p2pkv.swarm.report import FetchEvent, FetchReport, Matched, Progress, SegmentReady
+from p2pkv_node.node import Node
+
+Handler = Callable[[Node, Request], Awaitable[Response]]
+
+_STATUS = {Fault.LOCAL: 400, Fault.REMOTE: 502, Fault.ENVIRONMENT: 503, Fault.POLICY: 403}
+_MAX_PATIENCE_S = 24 * 3600.0
+
+
+def control_app(node: Node, shutdown: trio.Event) -> Starlette:
+    """Return the ASGI application over ``node``; ``shutdown`` is set when a client asks the daemon to end."""
+
+    def route(path: str, method: str, handler: Handler) -> Route:
+        async def endpoint(request: Request) -> Response:
+            try:
+                return await handler(node, request)
+            except P2pkvError as error:
+                status = 404 if isinstance(error, NotFoundError) else _STATUS[error.fault]
+                return JSONResponse({"error": error.to_dict()}, status)
+
+        return Route(path, endpoint, methods=[method])
+
+    async def stop(_: Node, __: Request) -> Response:
+        shutdown.set()
+        return JSONResponse({"stopping": True})
+
+    return Starlette(
+        routes=[
+            route("/v1/status", "GET", _status),
+            route("/v1/artifacts", "GET", _artifacts),
+            route("/v1/artifacts/{cid}", "GET", _artifact),
+            route("/v1/publish", "POST", _publish),
+            route("/v1/fetch", "POST", _fetch),
+            route("/v1/trust", "GET", _trust_list),
+            route("/v1/trust", "POST", _trust_add),
+            route("/v1/trust", "DELETE", _trust_remove),
+            route("/v1/shutdown", "POST", stop),
+        ]
+    )
+
+
+# --- resources ---------------------------------------------------------------------------------------------------------
+
+
+async def _status(node: Node, _: Request) -> Response:
+    store = await in_thread(node.store.statistics)
+    return JSONResponse(
+        {
+            "version": __version__,
+            "peer_id": node.network.peer_id,
+            "addresses": list(node.network.addresses),
+            "home": str(node.config.home),
+            "uptime_s": time.time() - node.started,
+            "connected_peers": list(node.network.connected_peers),
+            "dht_peers": list(node.routing.peers),
+            "fetches": node.fetches,
+            "store": asdict(store),
+            "served": asdict(node.server.statistics()),
+            "announcing": asdict(node.announcer.statistics()),
+            "banned_peers": node.context.bans.active(trio.current_time()),
+            "trusted_publishers": len(node.trust.list()),
+        }
+    )
+
+
+async def _artifacts(node: Node, _: Request) -> Response:
+    rows = await in_thread(node.store.index.artifacts)
+    return JSONResponse({"artifacts": [_row(row) for row in rows]})
+
+
+async def _artifact(node: Node, request: Request) -> Response:
+    """The envelope of a stored artifact, and the block of its token ids where it has one; the client verifies both."""
+    cid = Cid.parse(request.path_params["cid"])
+    envelope = await in_thread(partial(node.store.read, cid))
+    artifact = await in_thread(partial(node.read_artifact, cid))
+    token_cid = artifact.manifest.tokens.cid
+    tokens = await in_thread(partial(node.store.read, token_cid)) if token_cid is not None else None
+    return JSONResponse(
+        {
+            "manifest": str(cid),
+            "envelope": base64.b64encode(envelope).decode(),
+            "token_block": base64.b64encode(tokens).decode() if tokens is not None else None,
+        }
+    )
+
+
+async def _publish(node: Node, request: Request) -> Response:
+    body = await _body(request)
+    cids = body.get("cids")
+    if not isinstance(cids, list) or not all(isinstance(cid, str) for cid in cids):
+        raise UsageError("`cids` is not a list of CIDs")
+    manifest = Cid.parse(_text(body, "manifest"))
+    artifact = await node.publish(_text(body, "staging"), manifest, [Cid.parse(cid) for cid in cids])
+    return JSONResponse({"manifest": str(manifest), "segments": len(artifact.chain_keys)}, 201)
+
+
+async def _trust_list(node: Node, _: Request) -> Response:
+    return JSONResponse({"publishers": [asdict(publisher) for publisher in await in_thread(node.trust.list)]})
+
+
+async def _trust_add(node: Node, request: Request) -> Response:
+    body = await _body(request)
+    did = _text(body, "did")
+    decode_did(did)
+    added = await in_thread(partial(node.trust.add, did, str(body.get("note", ""))[:MAX_TEXT_BYTES], int(time.time())))
+    return JSONResponse({"did": did, "added": added}, 201 if added else 200)
+
+
+async def _trust_remove(node: Node, request: Request) -> Response:
+    did = _text(await _body(request), "did")
+    return JSONResponse({"did": did, "removed": await in_thread(partial(node.trust.remove, did))})
+
+
+# --- fetch -------------------------------------------------------------------------------------------------------------
+
+
+async def _fetch(node: Node, request: Request) -> Response:
+    body = await _body(request)
+    patience = body.get("patience_s", 60.0)
+    if isinstance(patience, bool) or not isinstance(patience, int | float) or not 0 < patience <= _MAX_PATIENCE_S:
+        raise UsageError(f"`patience_s` is not a number of seconds up to {_MAX_PATIENCE_S:.0f}")
+    events = _fetch_events(node, _target(body), float(patience))
+    return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+
+async def _fetch_events(node: Node, target: Target, patience_s: float) -> AsyncIterator[bytes]:
+    """Yield the events of one fetch. The task lives in a nursery of the node's, so that no scope is open around a yield."""
+    send, receive = trio.open_memory_channel[dict[str, Any]](math.inf)
+
+    def emit(event: FetchEvent) -> None:
+        send.send_nowait(_event(event))
+
+    async def run() -> None:
+        with send:
+            try:
+                report = await node.fetch(target, emit, patience_s)
+            except P2pkvError as error:
+                send.send_nowait({"event": "error", **error.to_dict()})
+            else:
+                send.send_nowait({"event": "report", **_report(report)})
+
+    scope = node.background(run)
+    try:
+        async for event in receive:
+            yield b"data: " + json.dumps(event, separators=(",", ":")).encode() + b"\n\n"
+    finally:
+        scope.cancel()  # the client went away: what arrived is kept, and the next fetch resumes
+
+
+def _target(body: dict[str, Any]) -> Target:
+    if "manifest" in body:
+        return ManifestTarget(Cid.parse(_text(body, "manifest")))
+    tokens, shared = body.get("token_ids"), body.get("shared")
+    if not isinstance(tokens, list) or not tokens or len(tokens) > MAX_TOKENS or not all(type(t) is int for t in tokens):
+        raise UsageError(f"`token_ids` is not a list of 1 to {MAX_TOKENS} numbers")
+    if shared is not None and (type(shared) is not int or not 0 < shared <= len(tokens)):
+        raise UsageError("`shared` is not a number of tokens within the prompt")
+    try:
+        model_id = bytes.fromhex(_text(body, "model_id"))
+        dtype = Dtype(_text(body, "dtype"))
+    except ValueError:
+        raise UsageError("`model_id` is not hexadecimal, or `dtype` is unknown") from None
+    if len(model_id) != DIGEST_BYTES:
+        raise UsageError(f"`model_id` is not {DIGEST_BYTES} bytes")
+    return PromptTarget(model_id, dtype, tuple(tokens), shared)
+
+
+def _event(event: FetchEvent) -> dict[str, Any]:
+    match event:
+        case Progress():
+            return {"event": "progress", **asdict(event)}
+        case Matched(artifact, hit_tokens, segments):
+            return {"event": "matched", "manifest": str(artifact.cid), "hit_tokens": hit_tokens, "segments": segments}
+        case SegmentReady(index):
+            return {"event": "segment", "index": index}
+
+
+def _report(report: FetchReport) -> dict[str, Any]:
+    artifact = report.artifact
+    return {
+        "manifest": str(artifact.cid) if artifact is not None else None,
+        "token_count": len(artifact.token_ids) if artifact is not None else 0,
+        "hit_tokens": report.hit_tokens,
+        "segments": report.segments,
+        "local_bytes": report.local_bytes,
+        "bytes_by_peer": dict(report.bytes_by_peer),
+        "rate_by_peer": dict(report.rate_by_peer),
+        "duplicate_bytes": report.duplicate_bytes,
+        "blocks_refused": report.blocks_refused,
+        "peers_lost": report.peers_lost,
+        "peers_dropped": list(report.peers_dropped),
+        "refusals": [asdict(refusal) for refusal in report.refusals],
+        "times": dict(report.times),
+    }
+
+
+def _row(row: StoredArtifact) -> dict[str, Any]:
+    return {**asdict(row), "manifest_cid": str(row.manifest_cid), "model_id": row.model_id.hex()}
+
+
+# --- requests ----------------------------------------------------------------------------------------------------------
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    """Return a request's JSON object, read under a bound. Raises UsageError."""
+    data = bytearray()
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > MAX_REQUEST_BYTES:
+            raise UsageError(f"the request exceeds {MAX_REQUEST_BYTES} bytes")
+    try:
+        body = json.loads(data)
+    except ValueError:
+        raise UsageError("the request is not JSON") from None
+    if not isinstance(body, dict):
+        raise UsageError("the request is not a JSON object")
+    return body
+
+
+def _text(body: dict[str, Any], name: str) -> str:
+    value = body.get(name)
+    if not isinstance(value, str):
+        raise UsageError(f"`{name}` is missing or is not text")
+    return value

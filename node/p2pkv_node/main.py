@@ -1,0 +1,81 @@
+"""The command ``p2pkv-node``."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import trio
+import typer
+
+from p2pkv import __version__
+from p2pkv.errors import P2pkvError
+from p2pkv_node.config import NodeConfig, load_config
+from p2pkv_node.daemon import run_daemon, stop_on_signals
+from p2pkv_node.node import Node
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def node(
+    home: Annotated[Path | None, typer.Option(help="Folder of blocks, index and keys. [env: P2PKV_HOME]")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file; default: config.toml in the home.")] = None,
+    listen: Annotated[
+        list[str] | None,
+        typer.Option(help="Multiaddr to listen on, e.g. /ip4/0.0.0.0/tcp/4101; repeatable. [env: P2PKV_LISTEN]"),
+    ] = None,
+    announce: Annotated[
+        list[str] | None, typer.Option(help="Multiaddr to tell others instead; repeatable. [env: P2PKV_ANNOUNCE]")
+    ] = None,
+    bootstrap: Annotated[
+        list[str] | None,
+        typer.Option(help="Full multiaddr of a node to join through; repeatable. [env: P2PKV_BOOTSTRAP]"),
+    ] = None,
+    bulk: Annotated[bool | None, typer.Option(help="Keep the fast TLS lane for blocks. [env: P2PKV_BULK]")] = None,
+    bulk_port: Annotated[int | None, typer.Option(help="Port of that lane; 0 takes a free one.")] = None,
+    mirror: Annotated[bool | None, typer.Option(help="Announce what was fetched. [env: P2PKV_MIRROR]")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error. [env: P2PKV_LOG_LEVEL]")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the ready line and errors as JSON.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    """Run a p2pkv node: it stores, serves and announces KV caches, and fetches for the programs on this machine.
+
+    When it is ready it prints its addresses; give one of them to other nodes as --bootstrap. Ctrl-C ends it within two
+    seconds, a second Ctrl-C at once; whatever was being fetched resumes where it stopped.
+    """
+    if version:
+        typer.echo(__version__)
+        return
+    flags = {name: value for name, value in locals().items() if name not in ("config", "as_json", "version")}
+    given: dict[str, Any] = {name: value for name, value in flags.items() if value not in (None, [])}
+    try:
+        settings = load_config(given, file=config)
+        logging.basicConfig(
+            level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+        )
+        trio.run(_run, settings, as_json)
+    except P2pkvError as error:
+        typer.echo(json.dumps({"error": error.to_dict()}) if as_json else f"p2pkv-node: {error}", err=True)
+        raise SystemExit(error.exit_status) from None
+
+
+async def _run(settings: NodeConfig, as_json: bool) -> None:
+    def ready(running: Node) -> None:
+        if as_json:
+            text = json.dumps({"ready": True, "peer_id": running.network.peer_id, "addresses": running.network.addresses})
+        else:
+            text = "\n".join(f"ready at {address}" for address in running.network.addresses)
+        typer.echo(text)
+        sys.stdout.flush()
+
+    stop = trio.Event()
+    with stop_on_signals(stop):
+        await run_daemon(settings, ready=ready, stop=stop)
+
+
+def main() -> None:
+    app()

@@ -1,0 +1,169 @@
+"""One node, put together: store, libp2p, routing and bulk lane under the drivers of ``p2pkv.swarm``."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+
+import trio
+
+from p2pkv import __version__
+from p2pkv.artifact.read import Artifact, open_artifact
+from p2pkv.errors import NotFoundError
+from p2pkv.formats.cid import Cid
+from p2pkv.formats.envelope import Envelope
+from p2pkv.ports import BlockStore
+from p2pkv.routing.boundaries import announce_keys
+from p2pkv.store.secrets import load_or_create_node_seed
+from p2pkv.store.store import Store, open_store
+from p2pkv.store.trust_file import TrustFile
+from p2pkv.swarm.announce import AnnounceTask
+from p2pkv.swarm.background import open_background
+from p2pkv.swarm.context import Context, in_thread
+from p2pkv.swarm.fetch import Fetch, Target
+from p2pkv.swarm.report import FetchEvent, FetchReport
+from p2pkv.swarm.serve import Server
+from p2pkv_node.bulk import BulkSettings, TlsBulkLane
+from p2pkv_node.config import NodeConfig
+from p2pkv_node.kad import KadRouting, open_routing
+from p2pkv_node.network import Libp2pNetwork, open_network
+
+logger = logging.getLogger(__name__)
+
+
+class Node:
+    """A running node; :func:`open_node` makes it. All methods belong to its trio run."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        store: Store,
+        network: Libp2pNetwork,
+        routing: KadRouting,
+        context: Context,
+        nursery: trio.Nursery,
+    ) -> None:
+        self._nursery = nursery
+        self.config = config
+        self.store = store
+        self.network = network
+        self.routing = routing
+        self.trust = TrustFile(store.layout.trust)
+        self.context = context
+        self.server = Server(context)
+        self.announcer = AnnounceTask(context)
+        self.started = time.time()
+        self.fetches = 0
+
+    async def fetch(self, target: Target, emit: Callable[[FetchEvent], None], patience_s: float) -> FetchReport:
+        """Fetch ``target``; a whole artifact that was fetched is announced where the node is a mirror. See Fetch.run."""
+        self.fetches += 1
+        try:
+            report = await Fetch(self.context, target, emit).run(patience_s)
+        finally:
+            self.fetches -= 1
+        artifact = report.artifact
+        if artifact is not None and report.segments == len(artifact.chain_keys) and self.config.mirror:
+            self.announce(artifact)
+        return report
+
+    async def publish(self, staging: str, manifest: Cid, cids: Sequence[Cid]) -> Artifact:
+        """Take over what a publisher staged, check that it is whole, commit it, and announce it.
+
+        Raises what open_artifact raises, NotFoundError where a block is missing, DiskFullError, StoreError.
+        """
+        artifact = await in_thread(partial(self._adopt, staging, manifest, cids))
+        self.announce(artifact)
+        logger.info("published %s: %d tokens of %s", manifest, artifact.manifest.tokens.count, artifact.manifest.model_name)
+        return artifact
+
+    def announce(self, artifact: Artifact) -> None:
+        """Keep ``artifact`` announced at its boundaries and by manifest CID."""
+        self.announcer.add(announce_keys(artifact.cid, artifact.manifest.tokens.count, artifact.chain_keys))
+
+    def background(self, task: Callable[[], Awaitable[None]]) -> trio.CancelScope:
+        """Run ``task`` beside the caller, until it is done, its scope is cancelled, or the node ends."""
+        scope = trio.CancelScope()
+
+        async def run() -> None:
+            with scope:
+                await task()
+
+        self._nursery.start_soon(run)
+        return scope
+
+    async def announce_stored(self) -> None:
+        """Announce every whole artifact that is stored, as after a restart."""
+        for row in await in_thread(self.store.index.artifacts):
+            if row.complete:
+                self.announce(await in_thread(partial(self.read_artifact, row.manifest_cid)))
+
+    def read_artifact(self, manifest: Cid) -> Artifact:
+        """Return a stored artifact, verified. Raises NotFoundError and what open_artifact raises. Blocking."""
+        return open_stored(self.store, manifest)
+
+    def _adopt(self, staging: str, manifest: Cid, cids: Sequence[Cid]) -> Artifact:
+        self.store.adopt(staging, cids)
+        artifact = self.read_artifact(manifest)
+        for index, node in enumerate(artifact.manifest.segments):
+            segment = artifact.open_segment(index, self.store.read(node))
+            missing = [ref.cid for ref in segment.blocks() if not self.store.has(ref.cid)]
+            if missing:
+                raise NotFoundError(f"{len(missing)} blocks of segment {index} were not staged", advice="Publish again.")
+        self.store.index.add_artifact(artifact, range(len(artifact.chain_keys)), durable=True)
+        return artifact
+
+
+def open_stored(store: BlockStore, manifest: Cid) -> Artifact:
+    """Read and verify an artifact's manifest and token ids from ``store``. Raises NotFoundError and as open_artifact does."""
+    envelope = store.read(manifest)
+    token_cid = Envelope.decode(envelope).open().tokens.cid
+    return open_artifact(manifest, envelope, store.read(token_cid) if token_cid is not None else None)
+
+
+@asynccontextmanager
+async def open_node(
+    config: NodeConfig, *, serve_from: Callable[[Store], BlockStore] = lambda store: store
+) -> AsyncIterator[Node]:
+    """Run a node under ``config`` and yield it when it listens and has joined the DHT.
+
+    ``serve_from`` may wrap the store that blocks are read from and written to: for tests and the demo's liar. Raises
+    HomeLockedError, ListenError, UsageError, StoreError.
+    """
+    async with AsyncExitStack() as stack:
+        store = stack.enter_context(open_store(config.home))
+        seed = await in_thread(partial(load_or_create_node_seed, config.home))
+        network = await stack.enter_async_context(open_network(seed, config.listen, announce=config.announce))
+        settings = BulkSettings(_first_host(config.listen) if config.bulk else None, config.bulk_port)
+        bulk = await stack.enter_async_context(TlsBulkLane(settings).running()) if config.bulk else None
+        routing = await stack.enter_async_context(open_routing(network, config.bootstrap))
+        trust = TrustFile(store.layout.trust)
+        context = Context(
+            network=network,
+            routing=routing,
+            store=serve_from(store),
+            catalog=store.index,
+            trusted=lambda: {publisher.did for publisher in trust.list()},
+            wall_clock=time.time,
+            rng=random.SystemRandom(),
+            offload=in_thread,
+            bulk=bulk,
+            agent=f"p2pkv-node/{__version__}",
+        )
+        nursery = await stack.enter_async_context(open_background())
+        node = Node(config, store, network, routing, context, nursery)
+        context.gained = node.server.gained
+        network.set_channel_handler(node.server.serve)
+        nursery.start_soon(node.announcer.run)
+        await node.announce_stored()
+        yield node
+
+
+def _first_host(listen: Sequence[str]) -> str | None:
+    """Return the IP address of the first listen address: the bulk lane listens where the operator asked, nowhere else."""
+    parts = [address.split("/") for address in listen]
+    return next((part[2] for part in parts if len(part) > 2 and part[1] in ("ip4", "ip6")), None)

@@ -1,0 +1,26 @@
+"""What other packages use of this connector, in one place. Importing it imports torch and transformers."""
+
+from p2pkv.connectors.hf.cache import KVBuffer, check_cache, extract_layer
+from p2pkv.connectors.hf.geometry import ModelGeometry, geometry, open_cache
+from p2pkv.connectors.hf.live import model_id_of
+from p2pkv.connectors.hf.model_id import checkpoint_model_id, tokenizer_digest
+from p2pkv.connectors.hf.prefill import canonical_steps, last_logits, prefill
+from p2pkv.connectors.hf.stack import producer_stack
+from p2pkv.connectors.hf.versions import cache_argument
+
+__all__ = [
+    "KVBuffer",
+    "ModelGeometry",
+    "cache_argument",
+    "canonical_steps",
+    "check_cache",
+    "checkpoint_model_id",
+    "extract_layer",
+    "geometry",
+    "last_logits",
+    "model_id_of",
+    "open_cache",
+    "prefill",
+    "producer_stack",
+    "tokenizer_digest",
+]

@@ -1,0 +1,775 @@
+"""The bulk lane over loopback: blocks go over, strangers and liars do not, and nothing stays behind."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import random
+import socket
+import ssl
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from p2pkv.errors import ListenError, PeerUnreachableError, UsageError
+from p2pkv.formats.cid import Cid
+from p2pkv.limits import MAX_CODED_BLOCK_BYTES, MAX_STREAMS_PER_PEER
+from p2pkv.ports import BulkOffer, BulkReceiver, BulkSender
+from p2pkv.units import KIB, MIB
+from p2pkv_node import bulk_ends
+from p2pkv_node.bulk import MAGIC, TOKEN_BYTES, BulkSettings, TlsBulkLane
+from p2pkv_node.bulk_ends import THREAD_NAME, LaneSender
+from p2pkv_node.bulk_tls import TlsConnection, client_context, make_identity
+
+HOST = "127.0.0.1"
+PEER = "12D3KooWConsumer"
+DEADLINE_S = 10.0
+ROOT = Path(__file__).resolve().parents[2]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what threads bring about."""
+    with trio.fail_after(DEADLINE_S):
+        while not condition():  # noqa: ASYNC110 - threads set no trio event
+            await trio.sleep(0.002)
+
+
+def block(seed: int, size: int = 64 * KIB) -> tuple[Cid, bytes]:
+    data = random.Random(seed).randbytes(size)
+    return Cid.of_block(data), data
+
+
+class Sink:
+    """Keeps what arrives. ``gate`` holds the lane's thread back while it is cleared."""
+
+    def __init__(self, *blocks: tuple[Cid, bytes]) -> None:
+        self.sizes: dict[Cid, int] = {cid: len(data) for cid, data in blocks}
+        self.received: list[tuple[Cid, bytes]] = []
+        self.closed = 0
+        self.gate = threading.Event()
+        self.gate.set()
+        self.after_block: Callable[[], None] = lambda: None
+
+    def expected_size(self, cid: Cid) -> int | None:
+        return self.sizes.get(cid)
+
+    def receive_block(self, cid: Cid, data: memoryview) -> None:
+        assert self.closed == 0
+        self.received.append((cid, bytes(data)))
+        assert self.gate.wait(DEADLINE_S)
+        self.after_block()
+
+    def lane_closed(self) -> None:
+        self.closed += 1
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def open_descriptors() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))
+
+
+def lane_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == THREAD_NAME]
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """No test, however it ends, leaves a lane's thread behind."""
+    yield
+    assert lane_threads() == []
+
+
+@pytest.fixture
+async def lane() -> AsyncIterator[TlsBulkLane]:
+    """One node that is both provider and consumer."""
+    with trio.fail_after(3 * DEADLINE_S):
+        async with TlsBulkLane(BulkSettings(host=HOST)).running() as running:
+            yield running
+
+
+async def open_lane(lane: TlsBulkLane, sink: Sink) -> tuple[BulkSender, BulkReceiver]:
+    """Return both ends of a new lane."""
+    senders: list[BulkSender] = []
+    offer = lane.offer(PEER, want_sender=senders.append)
+    assert offer is not None
+    receiver = await lane.connect(HOST, offer, sink)
+    await until(lambda: len(senders) == 1)
+    return senders[0], receiver
+
+
+def offered(lane: TlsBulkLane, peer: str = PEER) -> BulkOffer:
+    offer = lane.offer(peer, want_sender=lambda sender: None)
+    assert offer is not None
+    return offer
+
+
+async def stranger(lane: TlsBulkLane, context: ssl.SSLContext | None = None) -> TlsConnection:
+    assert lane.port is not None
+    raw = socket.create_connection((HOST, lane.port))
+    return TlsConnection(raw, context or client_context(), server_side=False)
+
+
+# --- blocks ------------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_block_goes_over(lane: TlsBulkLane) -> None:
+    cid, data = block(1, MAX_CODED_BLOCK_BYTES)
+    sink = Sink((cid, data))
+    sender, receiver = await open_lane(lane, sink)
+    statistics = lane.statistics()
+    assert (statistics.sending_lanes, statistics.receiving_lanes) == (1, 1)
+    await sender.send_block(cid, memoryview(data))
+    await until(lambda: len(sink.received) == 1)
+    assert sink.received == [(cid, data)]
+    receiver.close()
+    await until(lambda: lane.statistics().sending_lanes == 0 and sink.closed == 1)
+    statistics = lane.statistics()
+    assert (statistics.receiving_lanes, statistics.protocol_faults, statistics.dropped_strangers) == (0, 0, 0)
+    assert (statistics.blocks_sent, statistics.bytes_sent) == (1, len(data))
+    assert (statistics.blocks_received, statistics.bytes_received) == (1, len(data))
+
+
+async def test_many_blocks_wait_for_a_slow_consumer(lane: TlsBulkLane) -> None:
+    blocks = [block(seed, MIB) for seed in range(8)]
+    sink = Sink(*blocks)
+    sink.gate.clear()
+    sender, _ = await open_lane(lane, sink)
+    assert isinstance(sender, LaneSender)
+    count, most = 48, 0
+    fed = trio.Event()
+
+    async def feed() -> None:
+        nonlocal most
+        for number in range(count):
+            await sender.send_block(*blocks[number % 8])
+            most = max(most, sender.queued_bytes)
+        fed.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(feed)
+        await until(lambda: sender._someone_waits and sender.queued_bytes == 2 * MIB)
+        assert len(sink.received) <= 1
+        sink.gate.set()
+        await fed.wait()
+        await until(lambda: len(sink.received) == count)
+    assert most <= 2 * MIB
+    assert all(item == blocks[number % 8] for number, item in enumerate(sink.received))
+
+
+async def test_a_cancelled_send_queues_nothing(lane: TlsBulkLane) -> None:
+    blocks = [block(seed, MIB) for seed in range(4)]
+    sink = Sink(*blocks)
+    sink.gate.clear()
+    sender, _ = await open_lane(lane, sink)
+    assert isinstance(sender, LaneSender)
+    sent = 0
+
+    async def feed() -> None:
+        nonlocal sent
+        while True:
+            await sender.send_block(*blocks[sent % 4])
+            sent += 1
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(feed)
+        await until(lambda: sender._someone_waits and sender.queued_bytes == 2 * MIB)
+        nursery.cancel_scope.cancel()
+    sink.gate.set()
+    await until(lambda: len(sink.received) == sent)
+    await sender.send_block(*blocks[0])
+    await until(lambda: len(sink.received) == sent + 1)
+
+
+@pytest.mark.parametrize("size", [0, MAX_CODED_BLOCK_BYTES + 1])
+async def test_a_block_of_no_or_too_many_bytes_is_not_sent(lane: TlsBulkLane, size: int) -> None:
+    sender, _ = await open_lane(lane, Sink())
+    with pytest.raises(UsageError):
+        await sender.send_block(Cid.of_block(b""), bytes(size))
+
+
+async def test_a_lane_ends_before_its_key_is_worn_out(lane: TlsBulkLane, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk_ends, "MAX_BULK_LANE_BYTES", 128 * KIB)
+    blocks = [block(seed) for seed in range(2)]
+    sink = Sink(*blocks)
+    sender, _ = await open_lane(lane, sink)
+    for item in blocks:
+        await sender.send_block(*item)
+    await until(lambda: sink.closed == 1)
+    assert len(sink.received) == 2
+    with pytest.raises(PeerUnreachableError):
+        await sender.send_block(*blocks[0])
+
+
+# --- tokens ------------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_wrong_token_is_refused_without_an_answer(lane: TlsBulkLane) -> None:
+    offer = offered(lane)
+    sink = Sink()
+    with pytest.raises(PeerUnreachableError):
+        await lane.connect(HOST, replace(offer, token=bytes(TOKEN_BYTES)), sink)
+    assert lane.statistics().refused_tokens == 1
+    connection = await stranger(lane)
+    try:
+        await connection.handshake()
+        await connection.send(MAGIC + bytes(TOKEN_BYTES))
+        with pytest.raises(PeerUnreachableError):
+            await connection.receive(1)
+    finally:
+        connection.close()
+    assert sink.closed == 0
+    await lane.connect(HOST, offer, Sink())  # the true one is still good
+
+
+async def test_a_token_with_another_magic_is_refused_and_spent(lane: TlsBulkLane) -> None:
+    offer = offered(lane)
+    connection = await stranger(lane)
+    try:
+        await connection.handshake()
+        await connection.send(b"p2pkvBL2" + offer.token)
+        with pytest.raises(PeerUnreachableError):
+            await connection.receive(1)
+    finally:
+        connection.close()
+    with pytest.raises(PeerUnreachableError):
+        await lane.connect(HOST, offer, Sink())
+
+
+async def test_a_token_opens_one_lane_only(lane: TlsBulkLane) -> None:
+    offer = offered(lane)
+    await lane.connect(HOST, offer, Sink())
+    with pytest.raises(PeerUnreachableError):
+        await lane.connect(HOST, offer, Sink())
+    assert lane.statistics().refused_tokens == 1
+
+
+async def test_an_expired_token_is_refused() -> None:
+    clock = Clock()
+    async with TlsBulkLane(BulkSettings(host=HOST, token_seconds=10), clock=clock).running() as lane:
+        late, in_time = offered(lane), offered(lane)
+        clock.now += 9.9
+        await lane.connect(HOST, in_time, Sink())
+        clock.now += 0.1
+        with pytest.raises(PeerUnreachableError):
+            await lane.connect(HOST, late, Sink())
+        assert lane.statistics().refused_tokens == 1
+
+
+async def test_tokens_come_from_the_injected_source() -> None:
+    tokens = iter([b"a" * TOKEN_BYTES])
+    async with TlsBulkLane(BulkSettings(host=HOST), token_source=lambda: next(tokens)).running() as lane:
+        assert offered(lane).token == b"a" * TOKEN_BYTES
+
+
+async def test_one_peer_cannot_hoard_offers() -> None:
+    clock = Clock()
+    async with TlsBulkLane(BulkSettings(host=HOST), clock=clock).running() as lane:
+        await lane.connect(HOST, offered(lane), Sink())  # an open lane counts as well
+        for _ in range(MAX_STREAMS_PER_PEER - 1):
+            offered(lane)
+        assert lane.offer(PEER, want_sender=lambda sender: None) is None
+        offered(lane, "another peer")
+        clock.now += 60
+        offered(lane)  # what nobody took has expired
+
+
+async def test_all_offers_together_are_bounded(monkeypatch: pytest.MonkeyPatch, lane: TlsBulkLane) -> None:
+    monkeypatch.setattr("p2pkv_node.bulk.MAX_BULK_OFFERS", 3)
+    for number in range(3):
+        offered(lane, f"peer {number}")
+    assert lane.offer("one more", want_sender=lambda sender: None) is None
+
+
+async def test_lanes_are_bounded_at_both_ends() -> None:
+    async with TlsBulkLane(BulkSettings(host=HOST, max_connections=1)).running() as lane:
+        first, second = offered(lane), offered(lane)
+        await lane.connect(HOST, first, Sink())
+        assert lane.offer(PEER, want_sender=lambda sender: None) is None
+        with pytest.raises(PeerUnreachableError, match="no bulk lane can be opened"):
+            await lane.connect(HOST, second, Sink())
+        async with TlsBulkLane().running() as other:
+            with pytest.raises(PeerUnreachableError):
+                await other.connect(HOST, second, Sink())
+
+
+# --- strangers ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("with_handshake", [False, True])
+async def test_a_silent_stranger_is_cut_off(with_handshake: bool) -> None:
+    async with TlsBulkLane(BulkSettings(host=HOST, handshake_timeout_s=0.2)).running() as lane:
+        connection = await stranger(lane)
+        try:
+            if with_handshake:
+                await connection.handshake()
+                await connection.send(MAGIC)
+            with trio.fail_after(DEADLINE_S):
+                await connection.wait_readable()
+        finally:
+            connection.close()
+        await until(lambda: lane.statistics().dropped_strangers == 1)
+
+
+async def test_silent_strangers_do_not_shut_out_honest_peers() -> None:
+    async with TlsBulkLane(BulkSettings(host=HOST, max_strangers=2, handshake_timeout_s=60)).running() as lane:
+        silent = [await stranger(lane) for _ in range(5)]
+        try:
+            await lane.connect(HOST, offered(lane), Sink())
+            # Two stayed until the consumer came and displaced one more.
+            await until(lambda: lane.statistics().dropped_strangers == 4)
+        finally:
+            for connection in silent:
+                connection.close()
+
+
+async def test_a_stranger_that_leaves_at_once_costs_nothing(lane: TlsBulkLane) -> None:
+    assert lane.port is not None
+    before = open_descriptors()
+    with socket.create_connection((HOST, lane.port)) as raw:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close() resets the connection
+    await until(lambda: lane.statistics().dropped_strangers == 1)
+    assert open_descriptors() == before
+
+
+async def test_a_process_out_of_descriptors_accepts_again_later(lane: TlsBulkLane, monkeypatch: pytest.MonkeyPatch) -> None:
+    accept, failures = socket.socket.accept, [errno.EMFILE, errno.ECONNABORTED]
+
+    def failing_accept(listener: socket.socket) -> object:
+        if failures:
+            raise OSError(failures.pop(0), "made up")
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", failing_accept)
+    await lane.connect(HOST, offered(lane), Sink())
+    assert failures == []
+
+
+async def test_tls_1_2_is_refused_by_the_provider(lane: TlsBulkLane) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    connection = await stranger(lane, context)
+    try:
+        with pytest.raises(PeerUnreachableError):
+            await connection.handshake()
+    finally:
+        connection.close()
+    await until(lambda: lane.statistics().dropped_strangers == 1)
+
+
+# --- the provider is not who it should be ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def listening() -> Iterator[tuple[socket.socket, int]]:
+    with socket.create_server((HOST, 0)) as listener:
+        listener.setblocking(False)
+        yield listener, listener.getsockname()[1]
+
+
+@asynccontextmanager
+async def impostor(context: ssl.SSLContext) -> AsyncIterator[tuple[int, bytearray]]:
+    """A TLS server that takes whatever one client sends; yields its port and the bytes it heard."""
+    heard = bytearray()
+
+    async def serve(listener: socket.socket) -> None:
+        await trio.lowlevel.wait_readable(listener.fileno())
+        raw, _ = listener.accept()
+        connection = TlsConnection(raw, context, server_side=True)
+        try:
+            await connection.handshake()
+            while True:
+                heard.extend(await connection.receive(1))
+        except PeerUnreachableError:
+            pass
+        finally:
+            connection.close()
+            ended.set()
+
+    ended = trio.Event()
+    with listening() as (listener, port):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve, listener)
+            yield port, heard
+            with trio.fail_after(DEADLINE_S):
+                await ended.wait()
+
+
+async def test_a_man_in_the_middle_never_sees_the_token(lane: TlsBulkLane) -> None:
+    async with impostor(make_identity().context) as (port, heard):
+        sink = Sink()
+        with pytest.raises(PeerUnreachableError, match="certificate"):
+            await lane.connect(HOST, replace(offered(lane), port=port), sink)
+    assert heard == b""
+    assert lane.statistics().refused_certificates == 1
+    assert sink.closed == 0
+
+
+async def test_tls_1_2_is_refused_by_the_consumer(lane: TlsBulkLane) -> None:
+    identity = make_identity()
+    identity.context.minimum_version = ssl.TLSVersion.TLSv1_2
+    identity.context.maximum_version = ssl.TLSVersion.TLSv1_2
+    async with impostor(identity.context) as (port, heard):
+        with pytest.raises(PeerUnreachableError):
+            await lane.connect(HOST, BulkOffer(port, bytes(TOKEN_BYTES), identity.fingerprint), Sink())
+    assert heard == b""
+
+
+async def test_a_port_that_says_nothing_is_given_up() -> None:
+    async with TlsBulkLane(BulkSettings(handshake_timeout_s=0.2)).running() as lane:
+        with listening() as (_, port), pytest.raises(PeerUnreachableError, match="in time"):
+            await lane.connect(HOST, BulkOffer(port, bytes(TOKEN_BYTES), bytes(32)), Sink())
+
+
+@pytest.mark.parametrize(("host", "port"), [(HOST, 1), (HOST, 70_000), ("localhost", 1), ("::1", 1)])
+async def test_what_cannot_be_dialled_is_unreachable(lane: TlsBulkLane, host: str, port: int) -> None:
+    before = open_descriptors()
+    with pytest.raises(PeerUnreachableError):
+        await lane.connect(host, BulkOffer(port, bytes(TOKEN_BYTES), bytes(32)), Sink())
+    assert open_descriptors() == before
+
+
+# --- the provider breaks the rules -----------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def raw_provider(lane: TlsBulkLane, sink: Sink) -> AsyncIterator[TlsConnection]:
+    """The provider's bare connection, behind whose back a test can send anything to a consumer's lane."""
+    identity = make_identity()
+    opened: list[TlsConnection] = []
+
+    async def greet(listener: socket.socket) -> None:
+        await trio.lowlevel.wait_readable(listener.fileno())
+        raw, _ = listener.accept()
+        opened.append(connection := TlsConnection(raw, identity.context, server_side=True))
+        await connection.handshake()
+        await connection.receive(len(MAGIC) + TOKEN_BYTES)
+        await connection.send(MAGIC)
+
+    with listening() as (listener, port):
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(greet, listener)
+                await lane.connect(HOST, BulkOffer(port, bytes(TOKEN_BYTES), identity.fingerprint), sink)
+            yield opened[0]
+        finally:
+            for connection in opened:
+                connection.close()
+
+
+@pytest.mark.parametrize(
+    ("expected", "length"),
+    [
+        pytest.param(4, 5, id="longer than asked"),
+        pytest.param(5, 4, id="shorter than asked"),
+        pytest.param(4, 2**32 - 1, id="4 GiB"),
+        pytest.param(MAX_CODED_BLOCK_BYTES + 1, MAX_CODED_BLOCK_BYTES + 1, id="above the bound, whatever the sink says"),
+        pytest.param(0, 0, id="nothing"),
+        pytest.param(None, 4, id="not asked for"),
+    ],
+)
+async def test_a_frame_that_breaks_the_rules_ends_the_lane_before_allocation(
+    lane: TlsBulkLane, expected: int | None, length: int
+) -> None:
+    cid, _ = block(1)
+    sink = Sink()
+    if expected is not None:
+        sink.sizes[cid] = expected
+    async with raw_provider(lane, sink) as provider:
+        # The header alone ends it: nobody waits for, or makes room for, the bytes that it announces.
+        await provider.send(cid.binary + length.to_bytes(4, "big"))
+        await until(lambda: sink.closed == 1)
+    assert sink.received == []
+    assert lane.statistics().protocol_faults == 1
+
+
+async def test_garbage_instead_of_a_cid_ends_the_lane(lane: TlsBulkLane) -> None:
+    sink = Sink()
+    async with raw_provider(lane, sink) as provider:
+        await provider.send(bytes(40))
+        await until(lambda: sink.closed == 1)
+    assert lane.statistics().protocol_faults == 1
+
+
+async def test_half_a_block_is_never_handed_over(lane: TlsBulkLane) -> None:
+    cid, data = block(1)
+    sink = Sink((cid, data))
+    async with raw_provider(lane, sink) as provider:
+        await provider.send(cid.binary + len(data).to_bytes(4, "big") + data[:100])
+        provider.close()
+        await until(lambda: sink.closed == 1)
+    assert sink.received == []
+    assert lane.statistics().protocol_faults == 0  # leaving is no lie
+
+
+async def test_a_young_connection_waits_for_a_slow_reader(lane: TlsBulkLane) -> None:
+    cid, data = block(1, MIB)
+    frame, count = cid.binary + len(data).to_bytes(4, "big") + data, 24  # more than the kernel buffers
+    sink = Sink((cid, data))
+    sink.gate.clear()
+    async with raw_provider(lane, sink) as provider, trio.open_nursery() as nursery:
+
+        async def send_frames() -> None:
+            for number in range(count):
+                for start in range(0, len(frame), 16 * KIB):
+                    await provider.send(frame[start : start + 16 * KIB])
+                if number == 0:
+                    nursery.start_soon(release)
+
+        async def release() -> None:
+            await until(lambda: len(sink.received) == 1)
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            sink.gate.set()
+
+        await send_frames()
+        await until(lambda: len(sink.received) == count)
+
+
+async def test_another_greeting_is_another_protocol(lane: TlsBulkLane) -> None:
+    identity = make_identity()
+
+    async def greet(listener: socket.socket) -> None:
+        await trio.lowlevel.wait_readable(listener.fileno())
+        raw, _ = listener.accept()
+        connection = TlsConnection(raw, identity.context, server_side=True)
+        try:
+            await connection.handshake()
+            await connection.send(b"HTTP/1.1")
+            await connection.wait_readable()
+        finally:
+            connection.close()
+
+    with listening() as (listener, port):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(greet, listener)
+            with pytest.raises(PeerUnreachableError, match="another protocol"):
+                await lane.connect(HOST, BulkOffer(port, bytes(TOKEN_BYTES), identity.fingerprint), Sink())
+
+
+async def test_a_consumer_that_talks_is_cut_off(lane: TlsBulkLane) -> None:
+    senders: list[BulkSender] = []
+    offer = lane.offer(PEER, want_sender=senders.append)
+    assert offer is not None
+    connection = await stranger(lane)
+    try:
+        await connection.handshake()
+        await connection.send(MAGIC + offer.token)
+        assert await connection.receive(len(MAGIC)) == MAGIC
+        await until(lambda: lane.statistics().sending_lanes == 1)
+        await connection.send(b"?")
+        await until(lambda: lane.statistics().sending_lanes == 0)
+    finally:
+        connection.close()
+
+
+PROVIDER_PROCESS = """
+import json, sys, trio
+from p2pkv.formats.cid import Cid
+from p2pkv_node.bulk import BulkSettings, TlsBulkLane
+
+async def main():
+    senders, receive_sender = trio.open_memory_channel(1)
+    async with TlsBulkLane(BulkSettings(host="127.0.0.1")).running() as lane:
+        offer = lane.offer("consumer", want_sender=senders.send_nowait)
+        print(json.dumps([offer.port, offer.token.hex(), offer.fingerprint.hex()]), flush=True)
+        sender = await receive_sender.receive()
+        data = bytes(65536)
+        while True:
+            await sender.send_block(Cid.of_block(data), data)
+
+trio.run(main)
+"""
+
+
+async def test_a_provider_killed_in_the_middle_closes_the_lane(lane: TlsBulkLane) -> None:
+    data = bytes(65536)
+    sink = Sink((Cid.of_block(data), data))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "node")))}
+    start = partial(subprocess.Popen, [sys.executable, "-c", PROVIDER_PROCESS], stdout=subprocess.PIPE, env=environment)
+    with await trio.to_thread.run_sync(start) as process:
+        try:
+            assert process.stdout is not None
+            with trio.fail_after(3 * DEADLINE_S):
+                line = await trio.to_thread.run_sync(process.stdout.readline)
+            port, token, fingerprint = json.loads(line)
+            await lane.connect(HOST, BulkOffer(port, bytes.fromhex(token), bytes.fromhex(fingerprint)), sink)
+            await until(lambda: len(sink.received) >= 10)
+            assert sink.closed == 0
+        finally:
+            process.kill()
+    await until(lambda: sink.closed == 1)
+    assert all(received == data for _, received in sink.received)
+    assert lane.statistics().receiving_lanes == 0
+
+
+# --- closing -----------------------------------------------------------------------------------------------------------------
+
+
+async def test_the_provider_closes_while_its_thread_is_stuck_in_send(lane: TlsBulkLane) -> None:
+    blocks = [block(seed, MIB) for seed in range(4)]
+    sink = Sink(*blocks)
+    sink.gate.clear()
+    sender, _ = await open_lane(lane, sink)
+    assert isinstance(sender, LaneSender)
+
+    cut_off = trio.Event()
+
+    async def feed() -> None:
+        with contextlib.suppress(PeerUnreachableError):
+            while True:
+                await sender.send_block(*blocks[0])
+        cut_off.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(feed)
+        await until(lambda: sender._someone_waits and sender.queued_bytes == 2 * MIB)
+        sender.close()  # wakes the thread and whoever waits for room
+        sender.close()
+        with trio.fail_after(DEADLINE_S):
+            await cut_off.wait()
+    await until(lambda: lane.statistics().sending_lanes == 0)
+    sink.gate.set()
+    await until(lambda: sink.closed == 1)
+
+
+async def test_the_consumer_closes_while_nothing_comes(lane: TlsBulkLane) -> None:
+    sink = Sink()
+    sender, receiver = await open_lane(lane, sink)
+    receiver.close()
+    receiver.close()
+    await until(lambda: lane.statistics().sending_lanes == 0 and sink.closed == 1)
+    assert lane_threads() == []
+    with pytest.raises(PeerUnreachableError):
+        await sender.send_block(*block(1))
+
+
+async def test_the_sink_may_close_from_its_own_thread(lane: TlsBulkLane) -> None:
+    blocks = [block(seed, KIB) for seed in range(3)]  # they fit the kernel's buffers
+    sink = Sink(*blocks)
+    sender, receiver = await open_lane(lane, sink)
+    sink.after_block = receiver.close
+    sink.gate.clear()
+    for item in blocks:
+        await sender.send_block(*item)
+    await until(lambda: lane.statistics().blocks_sent == 3)
+    sink.gate.set()
+    await until(lambda: sink.closed == 1)
+    assert len(sink.received) == 1  # what the kernel had taken in already does not come after close()
+
+
+async def test_nothing_stays_behind() -> None:
+    before = open_descriptors()
+    blocks = [block(seed, MIB) for seed in range(4)]
+    sinks = [Sink(*blocks) for _ in range(4)]
+    async with TlsBulkLane(BulkSettings(host=HOST)).running() as provider, TlsBulkLane().running() as consumer:
+        senders: list[BulkSender] = []
+        for sink in sinks:
+            offer = provider.offer(PEER, want_sender=senders.append)
+            assert offer is not None
+            await consumer.connect(HOST, offer, sink)
+        await until(lambda: len(senders) == 4)
+        for sender in senders:
+            await sender.send_block(*blocks[0])
+        waiting = await stranger(provider)  # a stranger in the middle of its handshake goes as well
+        await until(lambda: all(sink.received for sink in sinks))
+        assert len(lane_threads()) == 8
+    waiting.close()
+    assert [sink.closed for sink in sinks] == [1, 1, 1, 1]
+    assert lane_threads() == []
+    assert open_descriptors() == before
+    assert provider.port is None
+    assert provider.offer(PEER, want_sender=senders.append) is None
+    with pytest.raises(PeerUnreachableError):
+        await consumer.connect(HOST, BulkOffer(1, bytes(TOKEN_BYTES), bytes(32)), Sink())
+
+
+async def test_a_lane_that_is_cancelled_at_birth_still_tells_its_sink() -> None:
+    sink = Sink()
+    async with TlsBulkLane(BulkSettings(host=HOST)).running() as provider, TlsBulkLane().running() as consumer:
+        await consumer.connect(HOST, offered(provider), sink)
+        # no checkpoint between here and the end: the lane's task has not run yet
+    assert sink.closed == 1
+
+
+async def test_an_error_inside_comes_out_as_it_is() -> None:
+    with pytest.raises(UsageError):
+        async with TlsBulkLane(BulkSettings(host=HOST)).running():
+            raise UsageError("the body's own")
+
+
+# --- listening ---------------------------------------------------------------------------------------------------------------
+
+
+async def test_without_a_bulk_port_there_is_no_offer() -> None:
+    async with TlsBulkLane().running() as lane:
+        assert lane.port is None
+        assert lane.offer(PEER, want_sender=lambda sender: None) is None
+
+
+@pytest.mark.parametrize("host", ["::1", "::"])
+async def test_ipv6_carries_a_block(host: str) -> None:
+    try:
+        lane = TlsBulkLane(BulkSettings(host=host))
+        async with lane.running():
+            cid, data = block(1)
+            sink = Sink((cid, data))
+            senders: list[BulkSender] = []
+            offer = lane.offer(PEER, want_sender=senders.append)
+            assert offer is not None
+            await lane.connect("::1", offer, sink)
+            await until(lambda: len(senders) == 1)
+            await senders[0].send_block(cid, data)
+            await until(lambda: len(sink.received) == 1)
+    except ListenError as error:
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+            pytest.skip("this machine has no IPv6")
+        raise
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "localhost"])
+async def test_an_address_that_is_not_ours_is_a_listen_error(host: str) -> None:
+    with pytest.raises(ListenError):
+        async with TlsBulkLane(BulkSettings(host=host)).running():
+            pass
+
+
+async def test_a_port_in_use_is_a_listen_error(lane: TlsBulkLane) -> None:
+    assert lane.port is not None
+    with pytest.raises(ListenError):
+        async with TlsBulkLane(BulkSettings(host=HOST, port=lane.port)).running():
+            pass
+
+
+def test_the_private_key_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    modes: list[tuple[int, int]] = []
+    load = ssl.SSLContext.load_cert_chain
+
+    def spy(context: ssl.SSLContext, path: Path) -> None:
+        modes.append((path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777))
+        load(context, path)
+
+    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", spy)
+    assert make_identity().fingerprint != make_identity().fingerprint
+    assert modes == [(0o600, 0o700)] * 2
+    assert list(tmp_path.iterdir()) == []

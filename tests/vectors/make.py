@@ -1,0 +1,372 @@
+"""Write the golden vectors: ``python -m tests.vectors.make`` from the project's root.
+
+This is a second, slow implementation of every format, which imports nothing of p2pkv. A test builds all of it again and
+compares it with the files, so that neither can change alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from multiformats import multibase
+from nacl.signing import SigningKey
+
+from tests.vectors.encoding import Link, Piece, cid, cid_text, dag_json, hashed, joined, node, preimage
+from tests.vectors.tiny import (
+    BLOCKS,
+    CONFIG_JSON,
+    DESCRIBED_PIECES,
+    DID,
+    ENVELOPE_PIECES,
+    LAYERS,
+    MANIFEST_PIECES,
+    MODEL_CONFIG,
+    MODEL_ID,
+    MODEL_PREIMAGE,
+    PUBLIC,
+    ROOT_PREIMAGE,
+    SECOND_TAIL_PREIMAGE,
+    SEED,
+    SEGMENT_PIECES,
+    TAIL,
+    TAIL_PREIMAGE,
+    TOKENS,
+    WEIGHTS,
+    WEIGHTS_PREIMAGE,
+    WHOLE_PREIMAGE,
+)
+from tests.vectors.wire import FRAMES, LANE, REFUSED, SKIPPED, TOLERATED
+
+FOLDER = Path(__file__).parent
+# The seed of the first test of RFC 8032, section 7.1.
+RFC_8032_SEED = bytes.fromhex("9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60")
+
+
+def vector(name: str, comment: str, pieces: list[Piece], **more: Any) -> dict[str, Any]:
+    lines = [{"hex": data.hex(), "comment": note} for data, note in pieces]
+    return {"name": name, "comment": comment, **more, "pieces": lines}
+
+
+def hash_vector(name: str, comment: str, pieces: list[Piece], **more: Any) -> dict[str, Any]:
+    return vector(name, comment, pieces, digest=hashed(joined(pieces)).hex(), **more)
+
+
+def cid_pieces(codec: int, function: int, digest: bytes) -> list[Piece]:
+    names = {0x55: "raw", 0x71: "dag-cbor", 0x1E: "BLAKE3-256", 0x12: "SHA2-256"}
+    return [
+        (b"\x01", "CID version 1"),
+        (bytes((codec,)), f"codec {names[codec]}"),
+        (bytes((function,)), f"hash function {names[function]}"),
+        (b"\x20", "digest length 32"),
+        (digest, "digest"),
+    ]
+
+
+def refused(name: str, hexadecimal: str) -> dict[str, str]:
+    return {"name": name, "hex": hexadecimal}
+
+
+def cid_file() -> dict[str, Any]:
+    content, empty = b"p2pkv", b"\xa0"
+    rows = [
+        ("block", "a block of the five bytes 'p2pkv'", 0x55, 0x1E, content, hashed(content)),
+        ("node", "the empty map as a node", 0x71, 0x1E, empty, hashed(empty)),
+        ("sha2-256", "accepted when reading, never written", 0x55, 0x12, content, sha256(content).digest()),
+    ]
+    vectors = []
+    for name, comment, codec, function, data, digest in rows:
+        pieces = cid_pieces(codec, function, digest)
+        vectors.append(vector(name, comment, pieces, content=data.hex(), text=cid_text(joined(pieces))))
+    zeros = "00" * 32
+    return {
+        "about": "Binary CIDs. `content` is what is hashed, `text` the base32 form.",
+        "vectors": vectors,
+        "refused": [
+            refused("version 0 (a bare SHA2-256 multihash)", "1220" + zeros),
+            refused("version 2", "02551e20" + zeros),
+            refused("codec dag-pb", "01701e20" + zeros),
+            refused("codec libp2p-key", "01721e20" + zeros),
+            refused("identity hash", "01550020" + zeros),
+            refused("SHA2-512 function code", "01551320" + zeros),
+            refused("truncated digest of 20 bytes", "01551e14" + "00" * 20),
+            refused("length byte 20 over 32 bytes", "01551e14" + zeros),
+            refused("digest cut off", "01551e20" + "00" * 31),
+            refused("one byte too many", "01551e20" + "00" * 33),
+            refused("version as two-byte varint", "8100551e20" + zeros),
+            refused("empty", ""),
+        ],
+    }
+
+
+def dag_cbor_file() -> dict[str, Any]:
+    link = Link(cid(0x55, b"p2pkv"))
+    values: list[tuple[str, Any]] = [
+        *((f"integer {number}", number) for number in (0, 23, 24, 255, 256, 65535, 65536, 2**32 - 1, 2**32, 2**63 - 1)),
+        *((f"integer {number}", number) for number in (-1, -24, -25, -256, -257, -(2**32), -(2**63))),
+        ("no bytes", b""),
+        ("24 bytes", bytes(range(24))),
+        ("no text", ""),
+        ("text beyond ASCII", "Grüße 🌍"),
+        ("null", None),
+        ("false", False),
+        ("true", True),
+        ("empty list", []),
+        ("nested list", [1, [2, [3]], "x"]),
+        ("empty map", {}),
+        ("map order: shorter keys first, then by bytes", {"bb": 1, "a": 2, "b": 3, "aaa": 4, "é": 5}),
+        ("link", link),
+        ("link in a map", {"block": link, "size": 5}),
+    ]
+    raw_link = link.binary.hex()
+    return {
+        "about": "Values of the strict profile. `value` is DAG-JSON. `refused` are encodings that no reader may accept.",
+        "vectors": [vector(name, "", node(value, {}), value=dag_json(value)) for name, value in values],
+        "refused": [
+            refused("empty input", ""),
+            refused("integer 23 in two bytes", "1817"),
+            refused("integer 255 in three bytes", "1900ff"),
+            refused("integer 65535 in five bytes", "1a0000ffff"),
+            refused("integer 2^32 - 1 in nine bytes", "1b00000000ffffffff"),
+            refused("integer -1 in two bytes", "3800"),
+            refused("integer 2^63", "1b8000000000000000"),
+            refused("integer -2^63 - 1", "3b8000000000000000"),
+            refused("length of bytes in two bytes", "580100"),
+            refused("length of text in two bytes", "780161"),
+            refused("length of a list in two bytes", "980100"),
+            refused("length of a map in two bytes", "b800"),
+            refused("tag 42 in three bytes", "d9002a582500" + raw_link),
+            refused("indefinite bytes", "5f4101ff"),
+            refused("indefinite text", "7f6161ff"),
+            refused("indefinite list", "9f01ff"),
+            refused("indefinite map", "bf616101ff"),
+            refused("break alone", "ff"),
+            refused("reserved head 28", "1c"),
+            refused("keys out of order by bytes", "a2616201616102"),
+            refused("keys out of order by length", "a262616101616202"),
+            refused("key repeated", "a2616101616102"),
+            refused("integer as key", "a10101"),
+            refused("bytes as key", "a1416101"),
+            refused("half float 1.0", "f93c00"),
+            refused("single float 1.0", "fa3f800000"),
+            refused("double float 1.0", "fb3ff0000000000000"),
+            refused("NaN", "f97e00"),
+            refused("undefined", "f7"),
+            refused("simple value 16", "f0"),
+            refused("simple value 255", "f8ff"),
+            refused("false in two bytes", "f814"),
+            refused("tag 0 (date as text)", "c06161"),
+            refused("tag 2 (big number)", "c24101"),
+            refused("tag 43 over a link", "d82b582500" + raw_link),
+            refused("tag 55799 (self-described)", "d9d9f700"),
+            refused("bytes behind the value", "0000"),
+            refused("text that is not UTF-8", "61ff"),
+            refused("text with a surrogate", "63eda080"),
+            refused("text with an overlong character", "62c080"),
+            refused("bytes cut off", "4401"),
+            refused("text cut off", "626f"),
+            refused("list cut off", "8201"),
+            refused("map cut off", "a16161"),
+            refused("argument cut off", "19ff"),
+            refused("2^64 - 1 bytes announced", "5bffffffffffffffff"),
+            refused("2^64 - 1 characters announced", "7bffffffffffffffff"),
+            refused("2^64 - 1 items announced", "9bffffffffffffffff"),
+            refused("2^64 - 1 entries announced", "bbffffffffffffffff"),
+            refused("17 nested lists around one value", "81" * 17 + "00"),
+            refused("link without the zero byte", "d82a5824" + raw_link),
+            refused("link with another multibase byte", "d82a582501" + raw_link),
+            refused("link with an empty content", "d82a40"),
+            refused("link over text", "d82a782500" + raw_link),
+            refused("link over an integer", "d82a00"),
+            refused("link to a CID version 0", "d82a5823001220" + "00" * 32),
+            refused("link to a CID with the identity hash", "d82a58250001550020" + "00" * 32),
+        ],
+    }
+
+
+def keys_file() -> dict[str, Any]:
+    private = preimage("p2pkv/chain-root/v1", (MODEL_ID, "the model id"), (b"secret", "the namespace"))
+    dht = preimage("p2pkv/dht/v1", (TAIL, "the chain key"))
+    return {
+        "about": "Preimages of the hashes; `digest` is BLAKE3-256 of the pieces.",
+        "vectors": [
+            hash_vector(
+                "model id",
+                "of a made-up config and weights digest",
+                MODEL_PREIMAGE,
+                config=MODEL_CONFIG,
+                weights=hashed(b"weights").hex(),
+                dtype="bf16",
+            ),
+            hash_vector("chain root", "chain[0] of public content", ROOT_PREIMAGE),
+            hash_vector("chain root, private", "chain[0] under the namespace 'secret'", private),
+            hash_vector("tail of a short text", "the only key of a text of three tokens", TAIL_PREIMAGE, tokens=TOKENS),
+            hash_vector("first segment", "chain[1] of a text that begins with the tokens 0 to 255", WHOLE_PREIMAGE),
+            hash_vector("tail behind a segment", "last key of the tokens 0 to 255, 7, 8", SECOND_TAIL_PREIMAGE),
+            hash_vector("dht key", "`multihash` is what the DHT sees", dht, multihash="1e20" + hashed(joined(dht)).hex()),
+        ],
+    }
+
+
+def model_id_file() -> dict[str, Any]:
+    tensors = [[name, dtype, list(shape), data.hex()] for name, dtype, shape, data in WEIGHTS]
+    return {
+        "about": "What the model id of a checkpoint folder is made of.",
+        "vectors": [
+            hash_vector("weights digest", "of `tensors`: name, dtype, shape, bytes", WEIGHTS_PREIMAGE, tensors=tensors),
+            vector("config description", "of the `config` of a checkpoint", DESCRIBED_PIECES, config=CONFIG_JSON),
+        ],
+    }
+
+
+def part(name: str, start: int, end: int, size: int) -> list[Any]:
+    return [name, start, end, size]
+
+
+def blocks_file() -> dict[str, Any]:
+    mib = 1 << 20
+    cuts: list[tuple[str, dict[str, int], int, str, list[list[Any]]]] = [
+        ("K and V fit", {"kv_heads": 3, "k_dim": 64, "v_dim": 64}, 256, "bf16", [part("kv", 0, 3, 196608)]),
+        ("K and V fill a block", {"kv_heads": 8, "k_dim": 128, "v_dim": 128}, 256, "bf16", [part("kv", 0, 8, mib)]),
+        (
+            "K and V each fill a block",
+            {"kv_heads": 8, "k_dim": 128, "v_dim": 128},
+            256,
+            "fp32",
+            [part("k", 0, 8, mib), part("v", 0, 8, mib)],
+        ),
+        (
+            "ranges of heads",
+            {"kv_heads": 9, "k_dim": 128, "v_dim": 64},
+            256,
+            "fp32",
+            [part("k", 0, 8, mib), part("k", 8, 9, mib // 8), part("v", 0, 9, 9 * mib // 16)],
+        ),
+    ]
+    return {
+        "about": "Neutral tensors of three tokens in bf16, and how layers are cut: part, first head, end of heads, bytes.",
+        "vectors": [
+            vector(f"layer {index}", f"geometry {json.dumps(LAYERS[index])}", pieces, cid=cid_text(cid(0x55, joined(pieces))))
+            for index, pieces in enumerate(BLOCKS)
+        ],
+        "cuts": [
+            {"name": name, **geometry, "tokens": tokens, "dtype": dtype, "parts": parts}
+            for name, geometry, tokens, dtype, parts in cuts
+        ],
+    }
+
+
+def segment_file() -> dict[str, Any]:
+    cid_here = cid_text(cid(0x71, joined(SEGMENT_PIECES)))
+    comment = "the only segment of a text of three tokens, over the blocks of blocks.json"
+    return {"about": "A segment node.", "vectors": [vector("tiny", comment, SEGMENT_PIECES, cid=cid_here)]}
+
+
+def manifest_file() -> dict[str, Any]:
+    comment = "of the segment in segment.json, published by the key in did-key.json"
+    return {"about": "A manifest.", "vectors": [vector("tiny", comment, MANIFEST_PIECES)]}
+
+
+def envelope_file() -> dict[str, Any]:
+    cid_here = cid_text(cid(0x71, joined(ENVELOPE_PIECES)))
+    comment = "the manifest of manifest.json under its signature"
+    return {
+        "about": "An envelope. `seed` makes the secret key; `cid` is the manifest CID.",
+        "vectors": [vector("tiny", comment, ENVELOPE_PIECES, seed=SEED.hex(), cid=cid_here)],
+    }
+
+
+def did_file() -> dict[str, Any]:
+    vectors = []
+    for name, seed in (("sample", SEED), ("RFC 8032", RFC_8032_SEED)):
+        key = bytes(SigningKey(seed).verify_key)
+        pieces = [(b"\xed\x01", "multicodec ed25519-pub as varint"), (key, "Ed25519 public key")]
+        text = "did:key:" + multibase.encode(joined(pieces), "base58btc")
+        vectors.append(vector(name, "", pieces, seed=seed.hex(), did=text))
+    x25519 = "did:key:" + multibase.encode(b"\xec\x01" + PUBLIC, "base58btc")
+    short = "did:key:" + multibase.encode(b"\xed\x01" + PUBLIC[:-1], "base58btc")
+    long = "did:key:" + multibase.encode(b"\xed\x01" + PUBLIC + b"\x00", "base58btc")
+    return {
+        "about": "Names of publishers. The pieces are what base58btc encodes, `did` is the name.",
+        "vectors": vectors,
+        "refused": [
+            {"name": name, "did": text}
+            for name, text in (
+                ("empty", ""),
+                ("no did", DID.removeprefix("did:key:")),
+                ("another method", DID.replace("key", "web")),
+                ("base64url instead of base58btc", "did:key:u" + base64.urlsafe_b64encode(b"\xed\x01" + PUBLIC).decode()),
+                ("X25519 key", x25519),
+                ("31 bytes", short),
+                ("33 bytes", long),
+                ("character outside base58", DID[:-1] + "0"),
+                ("leading zero digit", DID.replace(":z", ":z1")),
+                ("last character missing", DID[:-1]),
+                ("space behind", DID + " "),
+                ("fragment", DID + "#" + DID[8:]),
+                ("largest number of 47 digits", "did:key:z" + "z" * 47),
+            )
+        ],
+    }
+
+
+def exchange_file() -> dict[str, Any]:
+    return {
+        "about": "Frames of the exchange, and bytes of the bulk lane. `refused`: either end refuses the frame. `skipped`: it "
+        "is passed over in silence. `tolerated`: it means the same as the vector that it names.",
+        "vectors": [vector(name, comment, pieces) for name, comment, pieces in (*FRAMES, *LANE)],
+        "refused": [refused(name, data.hex()) for name, data in REFUSED],
+        "skipped": [refused(name, data.hex()) for name, data in SKIPPED],
+        "tolerated": [{**refused(name, data.hex()), "vector": same} for name, data, same in TOLERATED],
+    }
+
+
+FILES: dict[str, Callable[[], dict[str, Any]]] = {
+    "cid.json": cid_file,
+    "dag-cbor.json": dag_cbor_file,
+    "keys.json": keys_file,
+    "model-id.json": model_id_file,
+    "blocks.json": blocks_file,
+    "segment.json": segment_file,
+    "manifest.json": manifest_file,
+    "envelope.json": envelope_file,
+    "did-key.json": did_file,
+    "exchange.json": exchange_file,
+}
+
+
+def render(document: dict[str, Any]) -> str:
+    """Return JSON in which every piece and every refused form has a line of its own."""
+
+    def text(value: Any) -> str:
+        return json.dumps(value, ensure_ascii=False)
+
+    sections = []
+    for section, content in document.items():
+        if not isinstance(content, list):
+            sections.append(f"  {text(section)}: {text(content)}")
+        elif section != "vectors":
+            rows = ",\n".join(f"    {text(row)}" for row in content)
+            sections.append(f"  {text(section)}: [\n{rows}\n  ]")
+        else:
+            vectors = []
+            for entry in content:
+                lines = [f"      {text(key)}: {text(value)}" for key, value in entry.items() if key != "pieces"]
+                pieces = ",\n".join(f"        {text(piece)}" for piece in entry["pieces"])
+                lines.append(f'      "pieces": [\n{pieces}\n      ]')
+                vectors.append("    {\n" + ",\n".join(lines) + "\n    }")
+            sections.append(f"  {text(section)}: [\n" + ",\n".join(vectors) + "\n  ]")
+    return "{\n" + ",\n".join(sections) + "\n}\n"
+
+
+def main() -> None:
+    for name, build in FILES.items():
+        (FOLDER / name).write_text(render(build()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
