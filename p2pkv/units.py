@@ -37,3 +37,8 @@ def format_seconds(seconds: float) -> str:
         return f"{seconds:.2f} s"
     minutes, rest = divmod(round(seconds), MINUTE)
     return f"{minutes} min {rest:02d} s"
+
+
+def plural(count: int, noun: str) -> str:
+    """Return ``1 peer``, ``2 peers``, ``3,774 tokens``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -34,6 +34,7 @@ from p2pkv.swarm.pool import ProviderPool
 from p2pkv.swarm.provider import Provider
 from p2pkv.swarm.report import FetchEvent, FetchReport, FetchState, Matched, Progress, Refusal, SegmentReady
 from p2pkv.trust.policy import judge
+from p2pkv.units import plural
 
 # Progress is for eyes: more often than this nobody sees it, and each costs the transfer a little.
 _PROGRESS_INTERVAL_S = 0.05
@@ -80,6 +81,7 @@ class Fetch:
         self._refusals: list[Refusal] = []
         self._failure: P2pkvError | None = None
         self._searched = False
+        self._searched_manifest = False
         self._local_bytes = 0
         self._blocks_refused = 0
         self._started = trio.current_time()
@@ -147,7 +149,12 @@ class Fetch:
         if self._assembly.complete:
             return True
         self._search(self._lookup_keys)
-        return self._given_up()
+        if not self._given_up():
+            return False
+        if self._searched_manifest:
+            return True
+        self._search_manifest()  # others may have it who were not needed so far
+        return False
 
     async def _wait(self) -> None:
         timers = (self._download.get_timer(), self._candidates.get_timer() if self._opening is None else None)
@@ -190,6 +197,12 @@ class Fetch:
         if not self._searched:
             self._searched = True
             self._pool.search(lookups)
+
+    def _search_manifest(self) -> None:
+        """Look for whoever has the chosen artifact, once."""
+        if not self._searched_manifest:
+            self._searched_manifest = True
+            self._pool.search([self._artifact.cid.multihash])
 
     def _given_up(self) -> bool:
         """Whether nobody is left who could send what is missing, and nobody is being looked for.
@@ -249,7 +262,7 @@ class Fetch:
             return
         await self._want_nodes()
         if len(self._pool.providers) < _ENOUGH_PROVIDERS and self._searched:
-            self._pool.search([cid.multihash])
+            self._search_manifest()
 
     async def _token_block(self, manifest: Manifest) -> bytes | None:
         """Return the token ids' block where the manifest has one and it is here; otherwise it is asked for."""
@@ -269,6 +282,7 @@ class Fetch:
             raise NotFoundError("the artifact shares no whole segment with the prompt")
         self._mark("manifest_s")
         self._assembly = Assembly(artifact, hit)
+        self._pool.settle()
         self._emit(Matched(artifact, hit, self._assembly.segment_count))
 
     def _refuse(self, cid: Cid, error: P2pkvError) -> None:
@@ -394,7 +408,7 @@ class Fetch:
         self._times.setdefault(name, self._now() - self._started)
 
     def _waiting_for(self) -> str:
-        return f"waiting for {self._download.missing} blocks of {len(self._pool.providers)} peers"
+        return f"waiting for {plural(self._download.missing, 'block')} of {plural(len(self._pool.providers), 'peer')}"
 
     def _show(self, state: FetchState, detail: str) -> None:
         self._shown = self._now()

@@ -1,0 +1,122 @@
+"""What the pages say of codes, limits, settings and the control API is what the code says."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from typing import Any, cast
+
+import pytest
+import trio
+from starlette.routing import Route
+
+from p2pkv import errors, limits
+from p2pkv.client.report import Prefill, PrefillReport
+from p2pkv.download.engine import PeerProgress
+from p2pkv.errors import EXIT_STATUS, error_classes
+from p2pkv.routing.announcer import AnnouncerStatistics
+from p2pkv.store.home import HomeLayout
+from p2pkv.store.index import StoredArtifact
+from p2pkv.store.store import StoreStatistics
+from p2pkv.store.trust_file import TrustedPublisher
+from p2pkv.swarm.report import FetchReport, FetchState, Matched, Progress, Refusal, SegmentReady
+from p2pkv.swarm.serve import ServerStatistics
+from p2pkv_node.config import DEFAULT_LISTEN, NodeConfig
+from p2pkv_node.control import _STATUS, control_app
+from p2pkv_node.node import Node
+from tests.docs.pages import NAMES, ROOT, prose, read, rows, section
+
+LIMIT = re.compile(r"`([A-Z][A-Z0-9_]+)` \(([\d,.]+)\)")
+
+
+def quoted(text: str) -> set[str]:
+    """Return every name that stands in backquotes."""
+    return set(re.findall(r"`([\w.]+)`", text))
+
+
+def names(*classes: Any) -> set[str]:
+    return {field.name for cls in classes for field in fields(cls)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_limits_are_those_of_the_code(name: str) -> None:
+    for limit, value in LIMIT.findall(prose(name)):
+        assert getattr(limits, limit) == float(value.replace(",", "")), f"{name}: {limit}"
+
+
+def test_every_error_code_has_its_row_with_whose_doing_it_is() -> None:
+    told = {row[0].strip("`"): row[1] for row in rows(section("docs/operating.md", "## Errors by code"))[1:]}
+    own = {code: cls for code, cls in error_classes().items() if cls.__module__ == errors.__name__}
+    assert told == {code: cls.fault.value for code, cls in own.items()}
+
+
+def test_exit_statuses_are_those_of_the_code() -> None:
+    text = section("docs/operating.md", "## Errors by code")
+    for fault, status in EXIT_STATUS.items():
+        assert re.search(rf"`{fault.value}`\s{status}\b", text), fault
+
+
+def test_every_setting_has_its_row() -> None:
+    table = {row[0].strip("`"): row for row in rows(section("docs/operating.md", "## Settings"))[1:] if row[0]}
+    assert set(table) == names(NodeConfig)
+    for name, row in table.items():
+        assert f"`--{name.replace('_', '-')}`" in row[1]
+        assert row[2] == f"`P2PKV_{name.upper()}`"
+    assert table["listen"][3] == f"`{DEFAULT_LISTEN[0]}`"
+    for field in fields(NodeConfig):
+        if isinstance(field.default, bool | int | str):
+            assert table[field.name][3].lower() == f"`{str(field.default).lower()}`"
+
+
+def test_the_files_of_the_home_are_listed() -> None:
+    text = section("docs/operating.md", "## Files of the home")
+    layout = HomeLayout(ROOT)
+    for path in (
+        *(layout.lock, layout.index, layout.blocks, layout.staging, layout.node_key, layout.publisher_key, layout.trust),
+    ):
+        assert f"`{path.relative_to(ROOT)}" in text, path
+    assert "`control.sock`" in text
+
+
+def test_every_route_has_its_row_and_section() -> None:
+    app = control_app(cast("Node", None), trio.Event())  # the handlers are not called
+    routes = {
+        (method, route.path)
+        for route in app.routes
+        if isinstance(route, Route)
+        for method in (route.methods or set()) - {"HEAD"}
+    }
+    text = read("docs/control-api.md")
+    told = set(re.findall(r"^\| \[`([A-Z]+) (/v1/[^`]*)`\]", text, re.MULTILINE))
+    assert told == routes
+
+
+def test_statuses_follow_from_faults() -> None:
+    told = {
+        row[1].split("`")[1]: int(row[0]) for row in rows(section("docs/control-api.md", "## Errors"))[1:] if row[0] != "404"
+    }
+    assert told == {fault.value: status for fault, status in _STATUS.items()}
+
+
+@pytest.mark.parametrize(
+    ("heading", "classes", "unsaid"),
+    [
+        ("## `GET /v1/status`", (StoreStatistics, ServerStatistics, AnnouncerStatistics), set[str]()),
+        ("## `GET /v1/artifacts`", (StoredArtifact,), set[str]()),
+        ("### Events", (Progress, PeerProgress, Matched, SegmentReady, FetchReport, Refusal), {"artifact"}),
+        ("## `/v1/trust`", (TrustedPublisher,), set[str]()),
+    ],
+)
+def test_the_fields_of_answers_are_told(heading: str, classes: tuple[Any, ...], unsaid: set[str]) -> None:
+    text = section("docs/control-api.md", heading)
+    assert names(*classes) - unsaid <= quoted(text) | set(re.findall(r'"(\w+)"', text))
+
+
+def test_the_states_of_a_fetch_are_told() -> None:
+    text = section("docs/control-api.md", "### Events")
+    assert all(f"`{state.value}`" in text for state in FetchState)
+
+
+def test_the_fields_of_a_prefill_are_told() -> None:
+    assert names(Prefill) <= quoted(section("docs/python.md", "## Load a prefill"))
+    assert names(PrefillReport) <= quoted(section("docs/python.md", "## The report"))

@@ -1,0 +1,61 @@
+"""A town of real nodes, and a tiny model for them to serve."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from tests.support.crafted import Pieces, compute
+from tests.support.llama import build_model, cache_bytes, local_cache, random_tokens
+from tests.support.town import Town, open_town
+
+SHARED = 700
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _one_thread_each() -> Iterator[None]:
+    """Clients and daemons share the cores: pools of waiting threads would only take them from one another."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+async def town(tmp_path: Path) -> AsyncIterator[Town]:
+    async with open_town(tmp_path) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def model() -> LlamaForCausalLM:
+    """The tiny model in bf16: a block is 64 KiB. Tests leave it as it is."""
+    return build_model(torch.bfloat16)
+
+
+@pytest.fixture(scope="session")
+def document() -> list[int]:
+    """The shared part: two whole segments and a tail."""
+    return random_tokens(SHARED)
+
+
+@pytest.fixture(scope="session")
+def prompt(document: list[int]) -> list[int]:
+    """The document and a question."""
+    return [*document, *random_tokens(9, seed=2)]
+
+
+@pytest.fixture(scope="session")
+def expected(model: LlamaForCausalLM, prompt: list[int]) -> bytes:
+    """Keys and values of the prompt's cache, computed here."""
+    return cache_bytes(local_cache(model, prompt, SHARED))
+
+
+@pytest.fixture(scope="session")
+def pieces(model: LlamaForCausalLM, document: list[int]) -> Pieces:
+    """The document's artifact, unsigned: 12 blocks of 64 KiB and less, 3 nodes."""
+    return compute(model, document)

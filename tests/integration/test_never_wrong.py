@@ -1,0 +1,464 @@
+"""One flipped bit at each place on the way is refused, and the answer is right: the cache is the local one, bit for bit."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from transformers import LlamaForCausalLM
+
+from p2pkv.artifact.build import Terms
+from p2pkv.client import calls
+from p2pkv.client.publishing import stage_artifact
+from p2pkv.client.report import Prefill, PrefillReport
+from p2pkv.errors import IntegrityError
+from p2pkv.formats.cid import Cid, Codec
+from p2pkv.formats.envelope import Envelope
+from p2pkv.formats.hashing import digest
+from p2pkv.formats.manifest import Tokens
+from p2pkv.formats.segment import Segment
+from p2pkv.keys import encode_tokens
+from p2pkv.ports import BulkLane, BulkOffer, BulkReceiver, BulkSender, BulkSink
+from p2pkv.store.home import HomeLayout
+from p2pkv.store.staging import open_staging
+from p2pkv_node.bulk import TlsBulkLane
+from tests.integration.conftest import SHARED
+from tests.support.crafted import Pieces, sign_anything
+from tests.support.llama import assert_right, cache_bytes
+from tests.support.proxy import Proxy, open_proxy
+from tests.support.stores import Gate, block_file, flip, flip_file, tampering
+from tests.support.town import KEY, PUBLISHER, Daemon, Town, in_thread
+
+FIRST, MIDDLE, LAST = 0, 4096, -1
+BITS = (FIRST, MIDDLE, LAST)
+
+
+@pytest.fixture
+def ask(model: LlamaForCausalLM, prompt: list[int], expected: bytes) -> Callable[..., Any]:
+    """Return a function that lets a daemon prefill, asserts that the answer is right, and returns the report."""
+
+    async def call(consumer: Daemon, **options: Any) -> PrefillReport:
+        prefill: Prefill = await consumer.client.prefill(model, prompt, shared=SHARED, **options)
+        assert cache_bytes(prefill.cache) == expected
+        return prefill.report
+
+    return call
+
+
+async def provide(town: Town, name: str, pieces: Pieces, **options: Any) -> Daemon:
+    provider = await town.start(name, **options)
+    await provider.plant(*pieces.signed())
+    return provider
+
+
+class Liar:
+    """Flips ``bit`` of every block of the kind that ``about`` accepts; ``told`` is open once it has."""
+
+    def __init__(self, about: Callable[[Cid], bool]) -> None:
+        self.about = about
+        self.bit = FIRST
+        self.told = Gate()
+
+    def __call__(self, cid: Cid, data: bytes) -> bytes:
+        if not self.about(cid):
+            return data
+        self.told.open()
+        return flip(data, self.bit)
+
+
+def is_block(cid: Cid) -> bool:
+    return cid.codec is Codec.RAW
+
+
+# --- (a), (d): the provider's disk ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("codec", "index"), [(Codec.RAW, 5), (Codec.DAG_CBOR, 1)], ids=["block", "node"])
+async def test_a_bit_on_the_providers_disk(
+    town: Town, pieces: Pieces, ask: Callable[..., Any], codec: Codec, index: int
+) -> None:
+    provider = await provide(town, "rotten", pieces)
+    victim = pieces.cids(codec)[index]
+    for number, bit in enumerate(BITS):
+        provider.node.store.write(victim, pieces.blocks[victim])
+        flip_file(block_file(provider.home, victim), bit)
+        report = await ask(await town.start(f"consumer{number}"))
+        assert report.hit_tokens == 256  # the segment before the rotten one
+        assert report.blocks_refused == 0  # it was not even sent
+        assert provider.node.store.statistics().damaged_blocks == number + 1
+    await provide(town, "healthy", pieces)
+    assert (await ask(await town.start("later"))).hit_tokens == SHARED
+
+
+async def test_a_bit_in_the_manifest_on_the_providers_disk(town: Town, pieces: Pieces, ask: Callable[..., Any]) -> None:
+    provider = await provide(town, "rotten", pieces)
+    artifact, _ = pieces.signed()
+    flip_file(block_file(provider.home, artifact.cid), MIDDLE)
+    report = await ask(await town.start("consumer"))
+    assert report.hit_tokens == 0
+    assert [refusal["code"] for refusal in report.refusals] == ["artifact.not_found"]
+    assert provider.node.store.statistics().damaged_blocks == 1
+
+
+# --- (b), (c), (d), (e): a peer that lies ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("codec", "bulk"),
+    [(Codec.RAW, False), (Codec.RAW, True), (Codec.DAG_CBOR, True)],
+    ids=["block-over-the-stream", "block-over-the-bulk-lane", "node"],
+)
+async def test_a_bit_in_what_a_peer_sends(
+    town: Town, pieces: Pieces, ask: Callable[..., Any], codec: Codec, bulk: bool
+) -> None:
+    artifact, _ = pieces.signed()
+    liar = Liar(lambda cid: cid.codec is codec and cid != artifact.cid)
+    peer = await provide(town, "liar", pieces, serve_from=tampering(liar), bulk=bulk)
+    consumers = [await town.start(f"consumer{number}", bulk=bulk) for number in range(len(BITS))]
+    for consumer, bit in zip(consumers, BITS, strict=True):
+        liar.bit = bit
+        report = await ask(consumer)
+        assert report.hit_tokens == 0
+        assert report.blocks_refused >= 1
+        assert report.peers_dropped == (peer.peer_id,)
+        assert (await consumer.client.status())["banned_peers"] == [peer.peer_id]
+        assert not any(consumer.node.store.has(cid) for cid in pieces.cids(codec))
+    assert (blocks_over_lanes(peer) > 0) is (bulk and codec is Codec.RAW)
+    await provide(town, "honest", pieces)
+    for consumer in consumers:
+        report = await ask(consumer)
+        assert report.hit_tokens == SHARED
+        assert peer.peer_id not in report.bytes_by_peer
+
+
+@pytest.mark.parametrize("bulk", [False, True], ids=["stream", "bulk-lane"])
+async def test_the_same_fetch_goes_on_with_another_peer(
+    town: Town, pieces: Pieces, ask: Callable[..., Any], bulk: bool
+) -> None:
+    liar = Liar(is_block)
+
+    def after_the_lie(cid: Cid, data: bytes) -> bytes:
+        if is_block(cid):
+            liar.told.wait()
+        return data
+
+    peer = await provide(town, "liar", pieces, serve_from=tampering(liar), bulk=bulk)
+    honest = await provide(town, "honest", pieces, serve_from=tampering(after_the_lie), bulk=bulk)
+    report = await ask(await town.start("consumer", bulk=bulk))
+    assert report.hit_tokens == SHARED
+    assert report.blocks_refused >= 1
+    assert report.peers_dropped == (peer.peer_id,)
+    assert report.bytes_by_peer[honest.peer_id] >= sum(len(pieces.blocks[cid]) for cid in pieces.cids(Codec.RAW))
+
+
+def envelope_bits(envelope: Envelope) -> dict[str, int]:
+    """Return one bit of each part of an encoded envelope."""
+    data = envelope.encode()
+    return {
+        "payload": 8 * (data.index(envelope.payload) + len(envelope.payload) // 2),
+        "key": 8 * (data.index(envelope.key) + 7),
+        "signature": 8 * (data.index(envelope.signature) + 7),
+    }
+
+
+async def test_a_peer_sends_another_envelope_than_the_cid_names(
+    town: Town, pieces: Pieces, ask: Callable[..., Any]
+) -> None:
+    artifact, blocks = pieces.signed()
+    liar = Liar(lambda cid: cid == artifact.cid)
+    peer = await provide(town, "liar", pieces, serve_from=tampering(liar))
+    for part, bit in envelope_bits(Envelope.decode(blocks[artifact.cid])).items():
+        liar.bit = bit
+        consumer = await town.start(part)
+        report = await ask(consumer)
+        assert (report.hit_tokens, report.blocks_refused) == (0, 1)
+        assert report.peers_dropped == (peer.peer_id,)
+        assert [refusal["code"] for refusal in report.refusals] == ["artifact.not_found"]
+        assert not consumer.node.store.has(artifact.cid)
+    await provide(town, "honest", pieces)
+    assert (await ask(consumer)).hit_tokens == SHARED
+
+
+# --- (e): envelopes whose own CID is right --------------------------------------------------------------------------------
+
+
+async def test_an_envelope_that_its_publisher_did_not_sign(town: Town, pieces: Pieces, ask: Callable[..., Any]) -> None:
+    good, blocks = pieces.signed()
+    forger = await town.start("forger")
+    bits = envelope_bits(Envelope.decode(blocks[good.cid]))
+    for bit in bits.values():
+        await forger.plant(*pieces.seal(flip(blocks[good.cid], bit)))
+    consumer = await town.start("consumer")
+    report = await ask(consumer)
+    assert report.hit_tokens == 0
+    assert [refusal["code"] for refusal in report.refusals] == ["integrity.signature"] * len(bits)
+    await provide(town, "honest", pieces)
+    assert (await ask(consumer)).hit_tokens == SHARED  # all three forgeries are still on offer
+
+
+def wrong_manifests(pieces: Pieces) -> dict[str, dict[str, Any]]:
+    """Changes to a manifest that its publisher signs all the same: one bit each, but for the swapped segments."""
+    manifest = pieces.manifest
+    first, second, *rest = manifest.segments
+    tokens = bytearray(encode_tokens(pieces.token_ids))
+    tokens[4 * 300] ^= 1
+    altered = bytes(tokens)
+    return {
+        "token id": {"tokens": Tokens(len(pieces.token_ids), digest(altered), altered, None)},
+        "token digest": {"tokens": replace(manifest.tokens, digest=flip(manifest.tokens.digest, MIDDLE % 256))},
+        "last chain key": {"last_chain_key": flip(manifest.last_chain_key, FIRST)},
+        "segments": {"segments": (second, first, *rest)},
+    }
+
+
+@pytest.mark.parametrize("what", ["token id", "token digest", "last chain key", "segments"])
+async def test_a_signed_manifest_that_contradicts_itself(
+    town: Town, pieces: Pieces, ask: Callable[..., Any], what: str
+) -> None:
+    bad = await town.start("careless")
+    await bad.plant(*pieces.signed(**wrong_manifests(pieces)[what]))
+    consumer = await town.start("consumer")
+    report = await ask(consumer)
+    assert report.hit_tokens == 0
+    assert [refusal["code"] for refusal in report.refusals] == ["format.manifest"]
+    await provide(town, "honest", pieces)
+    assert (await ask(consumer)).hit_tokens == SHARED
+
+
+def with_node(pieces: Pieces, index: int, **changes: Any) -> tuple[Pieces, tuple[Cid, ...]]:
+    """Replace a segment's node by a changed one under its own right CID."""
+    segments = list(pieces.manifest.segments)
+    node = replace(Segment.decode(pieces.blocks[segments[index]]), **changes).encode()
+    segments[index] = Cid.of_node(node)
+    return Pieces(replace(pieces.manifest, segments=tuple(segments)), pieces.token_ids, {**pieces.blocks, segments[index]: node}), (
+        tuple(segments)
+    )
+
+
+@pytest.mark.parametrize("what", ["chain_key", "size", "digest", "other-segments-blocks"])
+async def test_a_signed_node_that_does_not_fit(town: Town, pieces: Pieces, ask: Callable[..., Any], what: str) -> None:
+    segment = Segment.decode(pieces.blocks[pieces.manifest.segments[1]])
+    (ref,), *rest = segment.layers
+    changes: dict[str, Any] = {
+        "chain_key": {"chain_key": flip(segment.chain_key, FIRST)},
+        "size": {"layers": ((replace(ref, size=ref.size ^ 1),), *rest)},
+        "digest": {"layers": ((replace(ref, digest=flip(ref.digest, FIRST)),), *rest)},
+        "other-segments-blocks": {"layers": Segment.decode(pieces.blocks[pieces.manifest.segments[2]]).layers},
+    }[what]
+    wrong, _ = with_node(pieces, 1, **changes)
+    bad = await town.start("careless")
+    await bad.plant(*wrong.signed())
+    consumer = await town.start("consumer")
+    report = await ask(consumer)
+    assert report.hit_tokens <= 256
+    await provide(town, "honest", pieces)
+    assert (await ask(consumer)).hit_tokens >= report.hit_tokens
+
+
+# --- (f): the consumer's own disk -----------------------------------------------------------------------------------------
+
+
+class RotsAfterTheCheck:
+    """Flips a bit of the victim's file right after the daemon has read and checked it for the n-th time, n of ``reads``."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.victim: Cid | None = None
+        self.reads: set[int] = set()
+        self._read = 0
+
+    def strike(self, victim: Cid, *reads: int) -> None:
+        self.victim, self.reads, self._read = victim, set(reads), 0
+
+    def __call__(self, cid: Cid, data: bytes) -> bytes:
+        if cid == self.victim:
+            self._read += 1
+            if self._read in self.reads:
+                self.reads.discard(self._read)
+                flip_file(block_file(self.home, cid), MIDDLE)
+        return data
+
+
+@pytest.mark.parametrize("kind", ["block", "node", "manifest"])
+async def test_a_bit_on_the_own_disk_between_two_checks(
+    town: Town, tmp_path: Path, pieces: Pieces, ask: Callable[..., Any], kind: str
+) -> None:
+    artifact, blocks = pieces.signed()
+    provider = await provide(town, "provider", pieces)
+    rot = RotsAfterTheCheck(tmp_path / "consumer")
+    consumer = await town.start("consumer", serve_from=tampering(rot))
+    assert (await ask(consumer)).hit_tokens == SHARED
+    victim = {"block": pieces.cids(Codec.RAW)[5], "node": pieces.cids(Codec.DAG_CBOR)[1], "manifest": artifact.cid}[kind]
+    rot.strike(victim, 1 if kind == "block" else 2)  # the daemon reads a block to check it, and a node once more to open it
+    report = await ask(consumer)
+    assert not rot.reads
+    assert report.hit_tokens == SHARED  # the second attempt mends it
+    assert report.bytes_by_peer == {provider.peer_id: len(blocks[victim])}
+    assert consumer.node.store.read(victim) == blocks[victim]
+
+
+async def test_a_disk_that_rots_again_and_again_shortens_the_hit(
+    town: Town, tmp_path: Path, pieces: Pieces, ask: Callable[..., Any]
+) -> None:
+    await provide(town, "provider", pieces)
+    rot = RotsAfterTheCheck(tmp_path / "consumer")
+    consumer = await town.start("consumer", serve_from=tampering(rot))
+    await ask(consumer)
+    victim = pieces.cids(Codec.RAW)[5]
+    rot.strike(victim, 1)
+    events: list[dict[str, Any]] = []
+
+    def rot_what_was_mended(event: dict[str, Any]) -> None:
+        events.append(event)
+        if event["event"] == "report":
+            rot.strike(victim, 1)
+    assert (await ask(consumer)).hit_tokens in (256, SHARED)
+
+
+# --- (g): the staging folder ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", [Codec.RAW, Codec.DAG_CBOR], ids=["block", "node"])
+async def test_a_bit_in_the_staging_folder(
+    town: Town, model: LlamaForCausalLM, document: list[int], ask: Callable[..., Any], codec: Codec
+) -> None:
+    publisher = await town.start("publisher")
+    terms = Terms(PUBLISHER, sequence=1, created=1_700_000_000)
+    with open_staging(publisher.home) as staging:
+        staged = await in_thread(lambda: stage_artifact(model, document, KEY, terms, staging))
+        victim = next(cid for cid in staged.cids if cid.codec is codec)
+        flip_file(HomeLayout(publisher.home).staging / staged.name / str(victim), MIDDLE)
+        with pytest.raises(IntegrityError):
+            await publisher.client._call(calls.publish(staged.name, staged.manifest, staged.cids))
+    assert await publisher.client.artifacts() == []
+    assert not any(publisher.node.store.has(cid) for cid in staged.cids)
+    await publisher.publish(model, document)
+    assert (await ask(await town.start("consumer"))).hit_tokens == SHARED
+
+
+# --- (h): token ids -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_bit_in_the_prompts_own_tokens_is_another_prompt(
+    town: Town, model: LlamaForCausalLM, pieces: Pieces, prompt: list[int]
+) -> None:
+    await provide(town, "provider", pieces)
+    consumer = await town.start("consumer")
+    other = [*prompt]
+    other[300] ^= 1
+    prefill = await consumer.client.prefill(model, other, shared=SHARED)
+    assert prefill.report.hit_tokens == 256
+    assert_right(model, other, SHARED, prefill.cache)
+
+
+@pytest.mark.parametrize("place", ["disk", "peer", "publisher"])
+async def test_a_bit_in_the_block_of_token_ids(town: Town, pieces: Pieces, ask: Callable[..., Any], place: str) -> None:
+    ids = encode_tokens(pieces.token_ids)
+    block = flip(ids, MIDDLE) if place == "publisher" else ids
+    cid = Cid.of_block(block)
+    artifact, blocks = pieces.signed(tokens=Tokens(len(pieces.token_ids), digest(block), None, cid))
+    liar = Liar(lambda asked: place == "peer" and asked == cid)
+    bad = await town.start("bad", serve_from=tampering(liar))
+    await bad.plant(artifact, {**blocks, cid: block})
+    if place == "disk":
+        flip_file(block_file(bad.home, cid), MIDDLE)
+    consumer = await town.start("consumer")
+    report = await ask(consumer)
+    assert report.hit_tokens == 0
+    expected = {"disk": "artifact.not_found", "peer": "artifact.not_found", "publisher": "format.manifest"}
+    assert [refusal["code"] for refusal in report.refusals] == [expected[place]]
+    honest = await town.start("honest")
+    await honest.plant(*pieces.signed())
+    assert (await ask(consumer)).hit_tokens == SHARED
+
+
+# --- (i): the wire --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_bit_in_the_encrypted_stream(town: Town, pieces: Pieces, ask: Callable[..., Any]) -> None:
+    async with AsyncExitStack() as stack:
+        proxy = await stack.enter_async_context(open_proxy())
+        flipped = threading.Event()
+
+        def strike(cid: Cid, data: bytes) -> bytes:
+            if is_block(cid):
+                proxy.flip_next()
+            return data
+
+        def after_the_strike(cid: Cid, data: bytes) -> bytes:
+            if is_block(cid):
+                assert flipped.wait(20)
+            return data
+
+        far = await provide(town, "far", pieces, serve_from=tampering(strike), announce=(proxy.address,), bulk=False)
+        proxy.target = far.listen_port
+        near = await provide(town, "near", pieces, serve_from=tampering(after_the_strike), bulk=False)
+        # Whoever dials first would choose the way: so the consumer joins through the proxy.
+        consumer = await town.start("consumer", bootstrap=(far.address,), bulk=False)
+
+        def watch(event: dict[str, Any]) -> None:
+            if proxy.flipped:
+                flipped.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(tell_when, lambda: proxy.flipped > 0, flipped)
+            report = await ask(consumer, on_event=watch)
+        assert proxy.flipped == 1
+        assert report.hit_tokens == SHARED
+        assert report.blocks_refused == 0  # the cipher caught it before any block was whole
+        assert report.peers_lost == 1
+        assert report.bytes_by_peer[near.peer_id] >= sum(len(pieces.blocks[cid]) for cid in pieces.cids(Codec.RAW))
+
+
+async def tell_when(condition: Callable[[], bool], event: threading.Event) -> None:
+    with trio.fail_after(20):
+        while not condition():  # noqa: ASYNC110 - the proxy is no trio event
+            await trio.sleep(0.002)
+    event.set()
+
+
+class ThroughProxy:
+    """A bulk lane whose offers lead through a proxy."""
+
+    def __init__(self, lane: BulkLane, proxy: Proxy) -> None:
+        self._lane = lane
+        self._proxy = proxy
+
+    def offer(self, peer_id: str, *, want_sender: Callable[[BulkSender], None]) -> BulkOffer | None:
+        offer = self._lane.offer(peer_id, want_sender=want_sender)
+        if offer is None:
+            return None
+        self._proxy.target = offer.port
+        return replace(offer, port=self._proxy.port)
+
+    async def connect(self, host: str, offer: BulkOffer, sink: BulkSink) -> BulkReceiver:
+        return await self._lane.connect(host, offer, sink)
+
+
+async def test_a_bit_in_the_encrypted_bulk_lane(town: Town, pieces: Pieces, ask: Callable[..., Any]) -> None:
+    async with open_proxy() as proxy:
+
+        def strike(cid: Cid, data: bytes) -> bytes:
+            if is_block(cid):
+                proxy.flip_next()
+            return data
+
+        provider = await provide(town, "provider", pieces, serve_from=tampering(strike))
+        assert provider.node.context.bulk is not None
+        provider.node.context.bulk = ThroughProxy(provider.node.context.bulk, proxy)
+        report = await ask(await town.start("consumer"))
+        assert proxy.flipped == 1
+        assert report.hit_tokens == SHARED  # over the stream, once the lane was gone
+        assert report.blocks_refused == 0
+        assert report.peers_dropped == ()
+
+
+def blocks_over_lanes(daemon: Daemon) -> int:
+    lane = daemon.node.context.bulk
+    return lane.statistics().blocks_sent if isinstance(lane, TlsBulkLane) else 0
