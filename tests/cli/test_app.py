@@ -11,8 +11,9 @@ import pytest
 
 from p2pkv import __version__
 from p2pkv.cli import status
-from p2pkv.cli.output import fields, plural, printable
+from p2pkv.cli.output import fields, printable
 from p2pkv.errors import EXIT_STATUS, P2pkvError, error_classes
+from p2pkv.units import plural
 from tests.cli.conftest import Cli
 from tests.cli.daemon import FakeDaemon
 
