@@ -12,9 +12,10 @@ from p2pkv.formats.cid import Cid
 from p2pkv.ports import PeerAddress, PeerId
 from p2pkv.routing.boundaries import announce_keys
 from p2pkv.swarm.context import Context
-from p2pkv.swarm.fetch import Fetch, Target
+from p2pkv.swarm.fetch import Fetch
 from p2pkv.swarm.report import FetchEvent, FetchReport
 from p2pkv.swarm.serve import Server
+from p2pkv.swarm.target import Target
 from sims.network import World
 from sims.routing import MemoryRouting, ProviderRecords
 from sims.store import MemoryBlockStore

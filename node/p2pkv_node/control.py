@@ -16,12 +16,13 @@ from typing import Any
 
 import trio
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from p2pkv import __version__
-from p2pkv.errors import Fault, NotFoundError, P2pkvError, UsageError
+from p2pkv.errors import CidError, Fault, FormatError, NotFoundError, P2pkvError, UsageError
 from p2pkv.formats.cid import Cid
 from p2pkv.formats.did import decode_did
 from p2pkv.formats.hashing import DIGEST_BYTES
@@ -29,8 +30,8 @@ from p2pkv.formats.tensors import Dtype
 from p2pkv.limits import MAX_REQUEST_BYTES, MAX_TEXT_BYTES, MAX_TOKENS
 from p2pkv.store.index import StoredArtifact
 from p2pkv.swarm.context import in_thread
-from p2pkv.swarm.fetch import ManifestTarget, PromptTarget, Target
 from p2pkv.swarm.report import FetchEvent, FetchReport, Matched, Progress, SegmentReady
+from p2pkv.swarm.target import ManifestTarget, PromptTarget, Target
 from p2pkv_node.node import Node
 
 Handler = Callable[[Node, Request], Awaitable[Response]]
@@ -56,7 +57,14 @@ def control_app(node: Node, shutdown: trio.Event) -> Starlette:
         shutdown.set()
         return JSONResponse({"stopping": True})
 
+    async def unknown(request: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        return JSONResponse(
+            {"error": UsageError(f"{request.method} {request.url.path} is not part of the API").to_dict()}, status
+        )
+
     return Starlette(
+        exception_handlers={404: unknown, 405: unknown},
         routes=[
             route("/v1/status", "GET", _status),
             route("/v1/artifacts", "GET", _artifacts),
@@ -67,7 +75,7 @@ def control_app(node: Node, shutdown: trio.Event) -> Starlette:
             route("/v1/trust", "POST", _trust_add),
             route("/v1/trust", "DELETE", _trust_remove),
             route("/v1/shutdown", "POST", stop),
-        ]
+        ],
     )
 
 
@@ -102,7 +110,7 @@ async def _artifacts(node: Node, _: Request) -> Response:
 
 async def _artifact(node: Node, request: Request) -> Response:
     """The envelope of a stored artifact, and the block of its token ids where it has one; the client verifies both."""
-    cid = Cid.parse(request.path_params["cid"])
+    cid = _cid(request.path_params["cid"])
     envelope = await in_thread(partial(node.store.read, cid))
     artifact = await in_thread(partial(node.read_artifact, cid))
     token_cid = artifact.manifest.tokens.cid
@@ -121,8 +129,8 @@ async def _publish(node: Node, request: Request) -> Response:
     cids = body.get("cids")
     if not isinstance(cids, list) or not all(isinstance(cid, str) for cid in cids):
         raise UsageError("`cids` is not a list of CIDs")
-    manifest = Cid.parse(_text(body, "manifest"))
-    artifact = await node.publish(_text(body, "staging"), manifest, [Cid.parse(cid) for cid in cids])
+    manifest = _cid(_text(body, "manifest"))
+    artifact = await node.publish(_text(body, "staging"), manifest, [_cid(cid) for cid in cids])
     return JSONResponse({"manifest": str(manifest), "segments": len(artifact.chain_keys)}, 201)
 
 
@@ -133,7 +141,10 @@ async def _trust_list(node: Node, _: Request) -> Response:
 async def _trust_add(node: Node, request: Request) -> Response:
     body = await _body(request)
     did = _text(body, "did")
-    decode_did(did)
+    try:
+        decode_did(did)
+    except FormatError as error:
+        raise UsageError(error.message, advice=error.advice) from None
     added = await in_thread(partial(node.trust.add, did, str(body.get("note", ""))[:MAX_TEXT_BYTES], int(time.time())))
     return JSONResponse({"did": did, "added": added}, 201 if added else 200)
 
@@ -181,7 +192,7 @@ async def _fetch_events(node: Node, target: Target, patience_s: float) -> AsyncI
 
 def _target(body: dict[str, Any]) -> Target:
     if "manifest" in body:
-        return ManifestTarget(Cid.parse(_text(body, "manifest")))
+        return ManifestTarget(_cid(_text(body, "manifest")))
     tokens, shared = body.get("token_ids"), body.get("shared")
     if not isinstance(tokens, list) or not tokens or len(tokens) > MAX_TOKENS or not all(type(t) is int for t in tokens):
         raise UsageError(f"`token_ids` is not a list of 1 to {MAX_TOKENS} numbers")
@@ -247,6 +258,14 @@ async def _body(request: Request) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise UsageError("the request is not a JSON object")
     return body
+
+
+def _cid(text: str) -> Cid:
+    """Parse a CID that a client sent: its mistake, and not some peer's. Raises UsageError."""
+    try:
+        return Cid.parse(text)
+    except CidError as error:
+        raise UsageError(error.message, advice=error.advice) from None
 
 
 def _text(body: dict[str, Any], name: str) -> str:

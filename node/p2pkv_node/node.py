@@ -24,15 +24,19 @@ from p2pkv.store.trust_file import TrustFile
 from p2pkv.swarm.announce import AnnounceTask
 from p2pkv.swarm.background import open_background
 from p2pkv.swarm.context import Context, in_thread
-from p2pkv.swarm.fetch import Fetch, Target
+from p2pkv.swarm.fetch import Fetch
 from p2pkv.swarm.report import FetchEvent, FetchReport
 from p2pkv.swarm.serve import Server
+from p2pkv.swarm.target import Target
 from p2pkv_node.bulk import BulkSettings, TlsBulkLane
 from p2pkv_node.config import NodeConfig
 from p2pkv_node.kad import KadRouting, open_routing
 from p2pkv_node.network import Libp2pNetwork, open_network
 
 logger = logging.getLogger(__name__)
+
+# The program that waited for the fetch computes its first token now: it gets the machine first.
+_AFTER_FETCH_S = 3.0
 
 
 class Node:
@@ -68,7 +72,7 @@ class Node:
             self.fetches -= 1
         artifact = report.artifact
         if artifact is not None and report.segments == len(artifact.chain_keys) and self.config.mirror:
-            self.announce(artifact)
+            self.announce(artifact, delay_s=_AFTER_FETCH_S)
         return report
 
     async def publish(self, staging: str, manifest: Cid, cids: Sequence[Cid]) -> Artifact:
@@ -81,9 +85,10 @@ class Node:
         logger.info("published %s: %d tokens of %s", manifest, artifact.manifest.tokens.count, artifact.manifest.model_name)
         return artifact
 
-    def announce(self, artifact: Artifact) -> None:
+    def announce(self, artifact: Artifact, *, delay_s: float = 0.0) -> None:
         """Keep ``artifact`` announced at its boundaries and by manifest CID."""
-        self.announcer.add(announce_keys(artifact.cid, artifact.manifest.tokens.count, artifact.chain_keys))
+        keys = announce_keys(artifact.cid, artifact.manifest.tokens.count, artifact.chain_keys)
+        self.announcer.add(keys, delay_s=delay_s)
 
     def background(self, task: Callable[[], Awaitable[None]]) -> trio.CancelScope:
         """Run ``task`` beside the caller, until it is done, its scope is cancelled, or the node ends."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from p2pkv import keys
-from p2pkv.codecs import codec_named
+from p2pkv.codecs import RAW, codec_named
 from p2pkv.errors import IntegrityError, ManifestError, WrongDtypeError, WrongModelError
 from p2pkv.formats.cid import Cid, Codec, HashFunction
 from p2pkv.formats.envelope import Envelope
@@ -71,6 +71,8 @@ class Artifact:
         if segment.codec != self.manifest.codec:
             raise ManifestError(f"segment {index} is coded as {segment.codec[:64]!r}, not {self.manifest.codec!r}")
         segment.check(self.manifest.layers, self.manifest.dtype)
+        if segment.codec == RAW.name and not all(_is_itself(ref) for ref in segment.blocks()):
+            raise ManifestError(f"segment {index} says of a block that is not coded that it decodes to something else")
         return segment
 
 
@@ -111,6 +113,12 @@ def check_model(manifest: Manifest, model_id: bytes, dtype: Dtype) -> None:
             f"the artifact {manifest.model_name[:64]!r} is of model {manifest.model_id.hex()[:16]}, "
             f"this model is {model_id.hex()[:16]}"
         )
+
+
+def _is_itself(ref: BlockRef) -> bool:
+    """Whether size and digest before and after a coding that changes nothing are the same, as far as the node tells."""
+    same_hash = ref.cid.hash_function is HashFunction.BLAKE3
+    return ref.size == ref.part.size and (not same_hash or ref.cid.digest == ref.digest)
 
 
 def decode_block(ref: BlockRef, codec: str, data: memoryview) -> memoryview:

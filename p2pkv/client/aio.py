@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -172,7 +172,19 @@ class AsyncClient:
             if response.is_error:
                 await response.aread()
                 calls.read_answer(response)
-            async for line in response.aiter_lines():
-                event = calls.read_event(line)
-                if event is not None:
-                    yield event
+            lines = response.aiter_lines()
+            try:
+                async for line in lines:
+                    event = calls.read_event(line)
+                    if event is not None:
+                        yield event
+            finally:
+                await _end(response, lines)
+
+
+async def _end(response: httpx.Response, lines: AsyncIterator[str]) -> None:
+    """Close an answer that may not be read to its end: httpx's generators inside one another end only at a closed stream."""
+    await response.aclose()
+    with suppress(httpx.TransportError, httpx.StreamError):
+        async for _ in lines:
+            pass  # what had been read before

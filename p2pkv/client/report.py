@@ -11,7 +11,7 @@ from p2pkv.units import format_bytes, format_seconds
 
 @dataclass(frozen=True, slots=True)
 class PrefillReport:
-    """How a prefill went. Times are seconds since the call, except those ending in ``_took_s``, which are durations.
+    """How a prefill went. Times are seconds since the call.
 
     ``manifest`` is the CID of the artifact that was used, if any; ``miss`` says why there was no hit. ``refusals`` are the
     manifests that were found and not used, each with ``manifest``, ``code``, ``message`` and ``advice``.

@@ -21,9 +21,10 @@ class AnnounceTask:
         self._announcer = Announcer(context.rng)
         self._wake = trio.Event()
 
-    def add(self, keys: Iterable[bytes]) -> None:
+    def add(self, keys: Iterable[bytes], *, delay_s: float = 0.0) -> None:
+        """Keep ``keys`` announced from now on, or from ``delay_s`` later."""
         for key in keys:
-            self._announcer.add(key, trio.current_time())
+            self._announcer.add(key, trio.current_time() + delay_s)
         self._wake.set()
 
     def statistics(self) -> AnnouncerStatistics:

@@ -7,12 +7,9 @@ of their events are synchronous, so there is no moment at which engine and drive
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
 
 import trio
 
-from p2pkv import keys
 from p2pkv.artifact.assembly import Assembly
 from p2pkv.artifact.match import Match
 from p2pkv.artifact.read import Artifact, check_model, open_manifest
@@ -23,16 +20,15 @@ from p2pkv.formats.cid import Cid
 from p2pkv.formats.envelope import Envelope
 from p2pkv.formats.manifest import Manifest
 from p2pkv.formats.segment import BlockRef
-from p2pkv.formats.tensors import Dtype
 from p2pkv.limits import MAX_SEGMENTS
 from p2pkv.ports import PeerId
-from p2pkv.routing.boundaries import lookup_keys, query_keys
 from p2pkv.routing.candidates import Candidates
 from p2pkv.swarm.context import Context
 from p2pkv.swarm.groups import first_error
 from p2pkv.swarm.pool import ProviderPool
 from p2pkv.swarm.provider import Provider
 from p2pkv.swarm.report import FetchEvent, FetchReport, FetchState, Matched, Progress, Refusal, SegmentReady
+from p2pkv.swarm.target import ManifestTarget, PromptTarget, Target
 from p2pkv.trust.policy import judge
 from p2pkv.units import plural
 
@@ -46,26 +42,6 @@ _MANIFEST = _FIRST_NODE - 1
 _LOCAL = "local"
 
 
-@dataclass(frozen=True, slots=True)
-class PromptTarget:
-    """Fetch the longest published prefix of ``token_ids``; ``shared`` says where the part that others share ends."""
-
-    model_id: bytes
-    dtype: Dtype
-    token_ids: tuple[int, ...]
-    shared: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ManifestTarget:
-    """Fetch the whole artifact that ``manifest`` names."""
-
-    manifest: Cid
-
-
-Target: TypeAlias = PromptTarget | ManifestTarget
-
-
 class Fetch:
     """Call :meth:`run` once. ``emit`` hears of every state, match and complete segment, from the event loop."""
 
@@ -73,6 +49,7 @@ class Fetch:
         self._context = context
         self._target = target
         self._emit = emit
+        self._candidates = Candidates(target.best_match)
         self._download = Download(context.rng)
         self._changed = trio.Event()
         self._opening: Cid | None = None  # the manifest being fetched or verified
@@ -87,17 +64,6 @@ class Fetch:
         self._started = trio.current_time()
         self._shown = 0.0
         self._times: dict[str, float] = {}
-        match target:
-            case PromptTarget():
-                chain = keys.chain(target.model_id, target.token_ids)
-                shared = keys.chain(target.model_id, target.token_ids[: target.shared]) if target.shared else None
-                self._lookup_keys = lookup_keys(chain, shared)
-                self._query_keys = query_keys(chain, shared)
-                self._candidates = Candidates(len(list(shared or chain)))
-            case ManifestTarget():
-                self._lookup_keys = [target.manifest.multihash]
-                self._query_keys = []
-                self._candidates = Candidates(0)
 
     async def run(self, patience_s: float) -> FetchReport:
         """Fetch until done, out of providers, or ``patience_s`` seconds have passed; the report says how far it came.
@@ -108,7 +74,7 @@ class Fetch:
         try:
             with trio.move_on_after(patience_s) as patience:
                 async with trio.open_nursery() as nursery:
-                    self._pool = ProviderPool(self._context, nursery, self, self._query_keys)
+                    self._pool = ProviderPool(self._context, nursery, self, self._target.query_keys)
                     await self._start()
                     while not await self._step():
                         await self._wait()
@@ -132,7 +98,7 @@ class Fetch:
         if isinstance(self._target, ManifestTarget):
             await self._open(self._target.manifest)
             return
-        local = await self._context.offload(lambda: self._context.catalog.match(self._query_keys))
+        local = await self._context.offload(lambda: self._context.catalog.match(self._target.query_keys))
         for match in local:
             self._candidates.add(_LOCAL, match, self._now())
 
@@ -148,7 +114,7 @@ class Fetch:
             return False  # the manifest was refused for one of its nodes
         if self._assembly.complete:
             return True
-        self._search(self._lookup_keys)
+        self._search(self._target.lookup_keys)
         if not self._given_up():
             return False
         if self._searched_manifest:
@@ -224,7 +190,7 @@ class Fetch:
         if candidate is not None:
             await self._open(candidate.manifest)
             return False
-        self._search(self._lookup_keys)
+        self._search(self._target.lookup_keys)
         self._show(FetchState.LOOKING_UP, f"{self._pool.found} found, {len(self._pool.providers)} reachable")
         return not self._pool.searching and not self._candidates
 
@@ -235,7 +201,7 @@ class Fetch:
             self._complete(cid)
             return
         self._show(FetchState.OPENING, str(cid))
-        self._search(self._lookup_keys)
+        self._search(self._target.lookup_keys)
         self._want([Want(cid, None, _MANIFEST)])
 
     async def _open_arrived(self) -> None:
@@ -310,15 +276,13 @@ class Fetch:
     async def _open_nodes(self) -> bool:
         """Work the segment nodes that have arrived into wants for their blocks; ``False`` when one refutes the manifest."""
         while self._assembly is not None and self._arrived_nodes:
-            arrived, self._arrived_nodes = self._arrived_nodes, []
-            refs: list[tuple[int, BlockRef]] = []
-            for cid in arrived:
-                try:
-                    refs += self._assembly.add_node(cid, await self._read(cid))
-                except P2pkvError as error:
-                    self._refuse(self._assembly.artifact.cid, error)
-                    return False
-            await self._want_blocks(refs)
+            cid = self._arrived_nodes.pop(0)
+            try:
+                refs = self._assembly.add_node(cid, await self._read(cid))
+            except P2pkvError as error:
+                self._refuse(self._assembly.artifact.cid, error)
+                return False
+            await self._want_blocks(refs)  # node by node, so that blocks travel while the next node is read
         return True
 
     async def _want_blocks(self, refs: Sequence[tuple[int, BlockRef]]) -> None:

@@ -290,6 +290,8 @@ def tiny_artifact(segment: Segment | None = None, **changes: Any) -> tuple[Artif
         ({"layers": samples.segment().layers[:1]}, "1 layers"),
         ({"layers": samples.segment().layers[::-1]}, "layer 0"),
         ({"layers": ((block_ref(0), block_ref(0)), (block_ref(1),))}, "layer 0"),
+        ({"layers": ((replace(block_ref(0), size=37),), (block_ref(1),))}, "not coded"),
+        ({"layers": ((block_ref(0),), (replace(block_ref(1), digest=bytes(32)),))}, "not coded"),
     ],
 )
 def test_a_segment_that_does_not_fit_its_manifest_is_refused(changes: dict[str, Any], message: str) -> None:

@@ -72,6 +72,9 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+# Running an example loads torch and starts nodes, which takes long on a busy machine.
+@pytest.mark.slow
+@pytest.mark.timeout(180)
 def test_examples_run_with_a_node(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from p2pkv_node.embedded import embedded_node
 
@@ -88,6 +91,8 @@ def test_examples_run_with_a_node(checkout: Path, capsys: pytest.CaptureFixture[
     assert f"hit {len(TEXT):,} of " in capsys.readouterr().out
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(180)
 @pytest.mark.usefixtures("checkout")
 @pytest.mark.parametrize(
     "example", [e for e in EXAMPLES if e.how == "alone"], ids=lambda example: f"{example.page}-{example.number}"

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,23 +22,25 @@ from p2pkv.formats.hashing import digest
 from p2pkv.formats.manifest import Tokens
 from p2pkv.formats.segment import Segment
 from p2pkv.keys import encode_tokens
-from p2pkv.ports import BulkLane, BulkOffer, BulkReceiver, BulkSender, BulkSink
+from p2pkv.ports import Buffer, BulkLane, BulkOffer, BulkReceiver, BulkSender, BulkSink
 from p2pkv.store.home import HomeLayout
 from p2pkv.store.staging import open_staging
+from p2pkv.store.store import Store
 from p2pkv_node.bulk import TlsBulkLane
 from tests.integration.conftest import SHARED
-from tests.support.crafted import Pieces, sign_anything
+from tests.support.crafted import Pieces
 from tests.support.llama import assert_right, cache_bytes
 from tests.support.proxy import Proxy, open_proxy
-from tests.support.stores import Gate, block_file, flip, flip_file, tampering
+from tests.support.stores import Gate, TamperedStore, block_file, flip, flip_file, tampering
 from tests.support.town import KEY, PUBLISHER, Daemon, Town, in_thread
 
+Ask = Callable[..., Awaitable[PrefillReport]]
 FIRST, MIDDLE, LAST = 0, 4096, -1
 BITS = (FIRST, MIDDLE, LAST)
 
 
 @pytest.fixture
-def ask(model: LlamaForCausalLM, prompt: list[int], expected: bytes) -> Callable[..., Any]:
+def ask(model: LlamaForCausalLM, prompt: list[int], expected: bytes) -> Ask:
     """Return a function that lets a daemon prefill, asserts that the answer is right, and returns the report."""
 
     async def call(consumer: Daemon, **options: Any) -> PrefillReport:
@@ -80,23 +80,22 @@ def is_block(cid: Cid) -> bool:
 
 
 @pytest.mark.parametrize(("codec", "index"), [(Codec.RAW, 5), (Codec.DAG_CBOR, 1)], ids=["block", "node"])
-async def test_a_bit_on_the_providers_disk(
-    town: Town, pieces: Pieces, ask: Callable[..., Any], codec: Codec, index: int
-) -> None:
+async def test_a_bit_on_the_providers_disk(town: Town, pieces: Pieces, ask: Ask, codec: Codec, index: int) -> None:
     provider = await provide(town, "rotten", pieces)
     victim = pieces.cids(codec)[index]
+    consumer = await town.start("consumer")
     for number, bit in enumerate(BITS):
         provider.node.store.write(victim, pieces.blocks[victim])
         flip_file(block_file(provider.home, victim), bit)
-        report = await ask(await town.start(f"consumer{number}"))
+        report = await ask(consumer)
         assert report.hit_tokens == 256  # the segment before the rotten one
         assert report.blocks_refused == 0  # it was not even sent
         assert provider.node.store.statistics().damaged_blocks == number + 1
     await provide(town, "healthy", pieces)
-    assert (await ask(await town.start("later"))).hit_tokens == SHARED
+    assert (await ask(consumer)).hit_tokens == SHARED
 
 
-async def test_a_bit_in_the_manifest_on_the_providers_disk(town: Town, pieces: Pieces, ask: Callable[..., Any]) -> None:
+async def test_a_bit_in_the_manifest_on_the_providers_disk(town: Town, pieces: Pieces, ask: Ask) -> None:
     provider = await provide(town, "rotten", pieces)
     artifact, _ = pieces.signed()
     flip_file(block_file(provider.home, artifact.cid), MIDDLE)
@@ -114,9 +113,7 @@ async def test_a_bit_in_the_manifest_on_the_providers_disk(town: Town, pieces: P
     [(Codec.RAW, False), (Codec.RAW, True), (Codec.DAG_CBOR, True)],
     ids=["block-over-the-stream", "block-over-the-bulk-lane", "node"],
 )
-async def test_a_bit_in_what_a_peer_sends(
-    town: Town, pieces: Pieces, ask: Callable[..., Any], codec: Codec, bulk: bool
-) -> None:
+async def test_a_bit_in_what_a_peer_sends(town: Town, pieces: Pieces, ask: Ask, codec: Codec, bulk: bool) -> None:
     artifact, _ = pieces.signed()
     liar = Liar(lambda cid: cid.codec is codec and cid != artifact.cid)
     peer = await provide(town, "liar", pieces, serve_from=tampering(liar), bulk=bulk)
@@ -138,9 +135,7 @@ async def test_a_bit_in_what_a_peer_sends(
 
 
 @pytest.mark.parametrize("bulk", [False, True], ids=["stream", "bulk-lane"])
-async def test_the_same_fetch_goes_on_with_another_peer(
-    town: Town, pieces: Pieces, ask: Callable[..., Any], bulk: bool
-) -> None:
+async def test_the_same_fetch_goes_on_with_another_peer(town: Town, pieces: Pieces, ask: Ask, bulk: bool) -> None:
     liar = Liar(is_block)
 
     def after_the_lie(cid: Cid, data: bytes) -> bytes:
@@ -167,28 +162,27 @@ def envelope_bits(envelope: Envelope) -> dict[str, int]:
     }
 
 
-async def test_a_peer_sends_another_envelope_than_the_cid_names(
-    town: Town, pieces: Pieces, ask: Callable[..., Any]
-) -> None:
+async def test_a_peer_sends_another_envelope_than_the_cid_names(town: Town, pieces: Pieces, ask: Ask) -> None:
     artifact, blocks = pieces.signed()
     liar = Liar(lambda cid: cid == artifact.cid)
     peer = await provide(town, "liar", pieces, serve_from=tampering(liar))
-    for part, bit in envelope_bits(Envelope.decode(blocks[artifact.cid])).items():
-        liar.bit = bit
-        consumer = await town.start(part)
+    bits = envelope_bits(Envelope.decode(blocks[artifact.cid]))
+    consumers = {part: await town.start(part) for part in bits}
+    for part, consumer in consumers.items():
+        liar.bit = bits[part]
         report = await ask(consumer)
         assert (report.hit_tokens, report.blocks_refused) == (0, 1)
         assert report.peers_dropped == (peer.peer_id,)
         assert [refusal["code"] for refusal in report.refusals] == ["artifact.not_found"]
         assert not consumer.node.store.has(artifact.cid)
     await provide(town, "honest", pieces)
-    assert (await ask(consumer)).hit_tokens == SHARED
+    assert (await ask(consumers["signature"])).hit_tokens == SHARED
 
 
 # --- (e): envelopes whose own CID is right --------------------------------------------------------------------------------
 
 
-async def test_an_envelope_that_its_publisher_did_not_sign(town: Town, pieces: Pieces, ask: Callable[..., Any]) -> None:
+async def test_an_envelope_that_its_publisher_did_not_sign(town: Town, pieces: Pieces, ask: Ask) -> None:
     good, blocks = pieces.signed()
     forger = await town.start("forger")
     bits = envelope_bits(Envelope.decode(blocks[good.cid]))
@@ -218,9 +212,7 @@ def wrong_manifests(pieces: Pieces) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("what", ["token id", "token digest", "last chain key", "segments"])
-async def test_a_signed_manifest_that_contradicts_itself(
-    town: Town, pieces: Pieces, ask: Callable[..., Any], what: str
-) -> None:
+async def test_a_signed_manifest_that_contradicts_itself(town: Town, pieces: Pieces, ask: Ask, what: str) -> None:
     bad = await town.start("careless")
     await bad.plant(*pieces.signed(**wrong_manifests(pieces)[what]))
     consumer = await town.start("consumer")
@@ -231,94 +223,96 @@ async def test_a_signed_manifest_that_contradicts_itself(
     assert (await ask(consumer)).hit_tokens == SHARED
 
 
-def with_node(pieces: Pieces, index: int, **changes: Any) -> tuple[Pieces, tuple[Cid, ...]]:
+def with_node(pieces: Pieces, index: int, **changes: Any) -> Pieces:
     """Replace a segment's node by a changed one under its own right CID."""
     segments = list(pieces.manifest.segments)
     node = replace(Segment.decode(pieces.blocks[segments[index]]), **changes).encode()
     segments[index] = Cid.of_node(node)
-    return Pieces(replace(pieces.manifest, segments=tuple(segments)), pieces.token_ids, {**pieces.blocks, segments[index]: node}), (
-        tuple(segments)
-    )
+    manifest = replace(pieces.manifest, segments=tuple(segments))
+    return Pieces(manifest, pieces.token_ids, {**pieces.blocks, segments[index]: node})
 
 
-@pytest.mark.parametrize("what", ["chain_key", "size", "digest", "other-segments-blocks"])
-async def test_a_signed_node_that_does_not_fit(town: Town, pieces: Pieces, ask: Callable[..., Any], what: str) -> None:
-    segment = Segment.decode(pieces.blocks[pieces.manifest.segments[1]])
-    (ref,), *rest = segment.layers
-    changes: dict[str, Any] = {
-        "chain_key": {"chain_key": flip(segment.chain_key, FIRST)},
-        "size": {"layers": ((replace(ref, size=ref.size ^ 1),), *rest)},
-        "digest": {"layers": ((replace(ref, digest=flip(ref.digest, FIRST)),), *rest)},
-        "other-segments-blocks": {"layers": Segment.decode(pieces.blocks[pieces.manifest.segments[2]]).layers},
-    }[what]
-    wrong, _ = with_node(pieces, 1, **changes)
+@pytest.mark.parametrize("what", ["chain key", "size", "digest", "blocks of another length"])
+async def test_a_signed_node_that_does_not_fit(town: Town, pieces: Pieces, ask: Ask, what: str) -> None:
+    _, second, third = (Segment.decode(pieces.blocks[cid]) for cid in pieces.manifest.segments)
+    (ref,), *others = second.layers
+    changes: dict[str, dict[str, Any]] = {
+        "chain key": {"chain_key": flip(second.chain_key, FIRST)},
+        "size": {"layers": ((replace(ref, size=ref.size ^ 1),), *others)},
+        "digest": {"layers": ((replace(ref, digest=flip(ref.digest, FIRST)),), *others)},
+        "blocks of another length": {"layers": third.layers},
+    }
     bad = await town.start("careless")
-    await bad.plant(*wrong.signed())
+    await bad.plant(*with_node(pieces, 1, **changes[what]).signed())
     consumer = await town.start("consumer")
     report = await ask(consumer)
-    assert report.hit_tokens <= 256
+    assert report.hit_tokens == 0
+    assert [refusal["code"] for refusal in report.refusals] == ["format.manifest"]
+    assert report.peers_dropped == ()  # its bytes were what it said
     await provide(town, "honest", pieces)
-    assert (await ask(consumer)).hit_tokens >= report.hit_tokens
+    assert (await ask(consumer)).hit_tokens == SHARED
 
 
 # --- (f): the consumer's own disk -----------------------------------------------------------------------------------------
 
 
-class RotsAfterTheCheck:
-    """Flips a bit of the victim's file right after the daemon has read and checked it for the n-th time, n of ``reads``."""
+class RottingStore(TamperedStore):
+    """Flips a bit of the victim's file behind the daemon's back: right after a read that was good, or after a write."""
 
-    def __init__(self, home: Path) -> None:
-        self.home = home
+    def __init__(self, store: Store) -> None:
+        super().__init__(store, self._rot_after_read)
+        self._home = store.layout.home
         self.victim: Cid | None = None
-        self.reads: set[int] = set()
-        self._read = 0
+        self.good_reads = 0  # that are left before it strikes
+        self.writes = 0  # that it strikes after
 
-    def strike(self, victim: Cid, *reads: int) -> None:
-        self.victim, self.reads, self._read = victim, set(reads), 0
-
-    def __call__(self, cid: Cid, data: bytes) -> bytes:
-        if cid == self.victim:
-            self._read += 1
-            if self._read in self.reads:
-                self.reads.discard(self._read)
-                flip_file(block_file(self.home, cid), MIDDLE)
+    def _rot_after_read(self, cid: Cid, data: bytes) -> bytes:
+        if cid == self.victim and self.good_reads:
+            self.good_reads -= 1
+            if not self.good_reads:
+                flip_file(block_file(self._home, cid), MIDDLE)
         return data
+
+    def write(self, cid: Cid, data: Buffer) -> None:
+        super().write(cid, data)
+        if cid == self.victim and self.writes:
+            self.writes -= 1
+            flip_file(block_file(self._home, cid), MIDDLE)
+
+
+async def rotting_consumer(town: Town) -> tuple[Daemon, RottingStore]:
+    stores: list[RottingStore] = []
+
+    def serve_from(store: Store) -> RottingStore:
+        stores.append(RottingStore(store))
+        return stores[0]
+
+    return await town.start("consumer", serve_from=serve_from), stores[0]
 
 
 @pytest.mark.parametrize("kind", ["block", "node", "manifest"])
-async def test_a_bit_on_the_own_disk_between_two_checks(
-    town: Town, tmp_path: Path, pieces: Pieces, ask: Callable[..., Any], kind: str
-) -> None:
+async def test_a_bit_on_the_own_disk_between_two_checks(town: Town, pieces: Pieces, ask: Ask, kind: str) -> None:
     artifact, blocks = pieces.signed()
     provider = await provide(town, "provider", pieces)
-    rot = RotsAfterTheCheck(tmp_path / "consumer")
-    consumer = await town.start("consumer", serve_from=tampering(rot))
+    consumer, store = await rotting_consumer(town)
     assert (await ask(consumer)).hit_tokens == SHARED
     victim = {"block": pieces.cids(Codec.RAW)[5], "node": pieces.cids(Codec.DAG_CBOR)[1], "manifest": artifact.cid}[kind]
-    rot.strike(victim, 1 if kind == "block" else 2)  # the daemon reads a block to check it, and a node once more to open it
+    # The daemon reads a block once, to check it; a node, and a manifest, once more to open it. Then the client reads it.
+    store.victim, store.good_reads = victim, 1 if kind == "block" else 2
     report = await ask(consumer)
-    assert not rot.reads
+    assert store.good_reads == 0
     assert report.hit_tokens == SHARED  # the second attempt mends it
     assert report.bytes_by_peer == {provider.peer_id: len(blocks[victim])}
     assert consumer.node.store.read(victim) == blocks[victim]
 
 
-async def test_a_disk_that_rots_again_and_again_shortens_the_hit(
-    town: Town, tmp_path: Path, pieces: Pieces, ask: Callable[..., Any]
-) -> None:
+async def test_a_disk_that_rots_again_and_again_shortens_the_hit(town: Town, pieces: Pieces, ask: Ask) -> None:
     await provide(town, "provider", pieces)
-    rot = RotsAfterTheCheck(tmp_path / "consumer")
-    consumer = await town.start("consumer", serve_from=tampering(rot))
-    await ask(consumer)
-    victim = pieces.cids(Codec.RAW)[5]
-    rot.strike(victim, 1)
-    events: list[dict[str, Any]] = []
-
-    def rot_what_was_mended(event: dict[str, Any]) -> None:
-        events.append(event)
-        if event["event"] == "report":
-            rot.strike(victim, 1)
-    assert (await ask(consumer)).hit_tokens in (256, SHARED)
+    consumer, store = await rotting_consumer(town)
+    store.victim, store.writes = pieces.cids(Codec.RAW)[5], 2
+    assert (await ask(consumer)).hit_tokens == 256
+    assert store.writes == 0
+    assert (await ask(consumer)).hit_tokens == SHARED
 
 
 # --- (g): the staging folder ----------------------------------------------------------------------------------------------
@@ -326,7 +320,7 @@ async def test_a_disk_that_rots_again_and_again_shortens_the_hit(
 
 @pytest.mark.parametrize("codec", [Codec.RAW, Codec.DAG_CBOR], ids=["block", "node"])
 async def test_a_bit_in_the_staging_folder(
-    town: Town, model: LlamaForCausalLM, document: list[int], ask: Callable[..., Any], codec: Codec
+    town: Town, model: LlamaForCausalLM, document: list[int], ask: Ask, codec: Codec
 ) -> None:
     publisher = await town.start("publisher")
     terms = Terms(PUBLISHER, sequence=1, created=1_700_000_000)
@@ -358,7 +352,7 @@ async def test_a_bit_in_the_prompts_own_tokens_is_another_prompt(
 
 
 @pytest.mark.parametrize("place", ["disk", "peer", "publisher"])
-async def test_a_bit_in_the_block_of_token_ids(town: Town, pieces: Pieces, ask: Callable[..., Any], place: str) -> None:
+async def test_a_bit_in_the_block_of_token_ids(town: Town, pieces: Pieces, ask: Ask, place: str) -> None:
     ids = encode_tokens(pieces.token_ids)
     block = flip(ids, MIDDLE) if place == "publisher" else ids
     cid = Cid.of_block(block)
@@ -381,9 +375,8 @@ async def test_a_bit_in_the_block_of_token_ids(town: Town, pieces: Pieces, ask: 
 # --- (i): the wire --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_bit_in_the_encrypted_stream(town: Town, pieces: Pieces, ask: Callable[..., Any]) -> None:
-    async with AsyncExitStack() as stack:
-        proxy = await stack.enter_async_context(open_proxy())
+async def test_a_bit_in_the_encrypted_stream(town: Town, pieces: Pieces, ask: Ask) -> None:
+    async with open_proxy() as proxy:
         flipped = threading.Event()
 
         def strike(cid: Cid, data: bytes) -> bytes:
@@ -402,13 +395,9 @@ async def test_a_bit_in_the_encrypted_stream(town: Town, pieces: Pieces, ask: Ca
         # Whoever dials first would choose the way: so the consumer joins through the proxy.
         consumer = await town.start("consumer", bootstrap=(far.address,), bulk=False)
 
-        def watch(event: dict[str, Any]) -> None:
-            if proxy.flipped:
-                flipped.set()
-
         async with trio.open_nursery() as nursery:
             nursery.start_soon(tell_when, lambda: proxy.flipped > 0, flipped)
-            report = await ask(consumer, on_event=watch)
+            report = await ask(consumer)
         assert proxy.flipped == 1
         assert report.hit_tokens == SHARED
         assert report.blocks_refused == 0  # the cipher caught it before any block was whole
@@ -441,7 +430,7 @@ class ThroughProxy:
         return await self._lane.connect(host, offer, sink)
 
 
-async def test_a_bit_in_the_encrypted_bulk_lane(town: Town, pieces: Pieces, ask: Callable[..., Any]) -> None:
+async def test_a_bit_in_the_encrypted_bulk_lane(town: Town, pieces: Pieces, ask: Ask) -> None:
     async with open_proxy() as proxy:
 
         def strike(cid: Cid, data: bytes) -> bytes:

@@ -8,6 +8,7 @@ import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from p2pkv.connectors.hf import api as hf
+from p2pkv.connectors.hf.cache import layer_tensors
 
 VOCABULARY = 512
 
@@ -57,7 +58,7 @@ def local_cache(model: PreTrainedModel, token_ids: list[int], shared: int | None
 
 def cache_bytes(cache: DynamicCache) -> bytes:
     """Return all keys and values of a cache, layer by layer, for comparing bit by bit."""
-    tensors = [tensor for layer in cache.layers for tensor in (layer.keys, layer.values) if tensor is not None]
+    tensors = [tensor for pair in layer_tensors(cache) for tensor in pair] if cache.get_seq_length() else []
     return b"".join(tensor.contiguous().view(torch.uint8).numpy().tobytes() for tensor in tensors)
 
 

@@ -37,9 +37,14 @@ class Proxy:
 
     async def serve(self, client: trio.SocketStream) -> None:
         assert self.target is not None, "connected before there was a target"
-        async with client, await trio.open_tcp_stream("127.0.0.1", self.target) as target, trio.open_nursery() as nursery:
-            nursery.start_soon(self._up, client, target, nursery.cancel_scope)
-            nursery.start_soon(self._down, target, client, nursery.cancel_scope)
+        async with client:
+            try:
+                target = await trio.open_tcp_stream("127.0.0.1", self.target)
+            except OSError:
+                return  # nobody is there any more
+            async with target, trio.open_nursery() as nursery:
+                nursery.start_soon(self._up, client, target, nursery.cancel_scope)
+                nursery.start_soon(self._down, target, client, nursery.cancel_scope)
 
     async def _up(self, client: trio.SocketStream, target: trio.SocketStream, scope: trio.CancelScope) -> None:
         try:

@@ -79,9 +79,7 @@ class Daemon:
 
         await until(all_told)
 
-    async def publish(
-        self, model: PreTrainedModel, token_ids: Sequence[int], key: SigningKey = KEY, **terms: Any
-    ) -> Staged:
+    async def publish(self, model: PreTrainedModel, token_ids: Sequence[int], key: SigningKey = KEY, **terms: Any) -> Staged:
         """Publish and wait until others can find it."""
         staged = await self.client.publish(model, token_ids, key, **terms)
         await self.announced()
@@ -131,9 +129,7 @@ class Town:
                 nursery.start_soon(daemon.stop)
 
     @staticmethod
-    async def _run(
-        config: NodeConfig, serve_from: Callable[[Store], BlockStore], *, task_status: TaskStatus[Daemon]
-    ) -> None:
+    async def _run(config: NodeConfig, serve_from: Callable[[Store], BlockStore], *, task_status: TaskStatus[Daemon]) -> None:
         stop, stopped = trio.Event(), trio.Event()
         async with AsyncExitStack() as stack:
             stack.callback(stopped.set)
@@ -150,9 +146,9 @@ async def open_town(folder: Path) -> AsyncIterator[Town]:
     """Yield a town with its bootstrap node; leaving stops all daemons."""
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:
+        town = Town(folder, nursery)
         # An error of the body is carried around the nursery, which would wrap it in a group.
         try:
-            town = Town(folder, nursery)
             await town.start("bootstrap", trusted=(), bulk=False)
             yield town
         except Exception as error:

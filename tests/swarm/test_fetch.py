@@ -11,8 +11,8 @@ from trio.testing import MockClock
 from p2pkv.errors import ExpiredError, FetchIncompleteError, NotFoundError, UntrustedPublisherError
 from p2pkv.formats.cid import Cid, Codec
 from p2pkv.formats.tensors import Dtype
-from p2pkv.swarm.fetch import ManifestTarget, PromptTarget
 from p2pkv.swarm.report import FetchEvent, SegmentReady
+from p2pkv.swarm.target import ManifestTarget, PromptTarget
 from sims.network import World, open_world
 from sims.node import SimNode
 from sims.routing import ProviderRecords
