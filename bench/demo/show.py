@@ -11,7 +11,7 @@ from p2pkv.units import format_bytes, format_rate, format_seconds
 
 # What a person wants to know of the times in a report, in the order in which things happen.
 _PHASES = (
-    ("identified_s", "model id known"),
+    ("identified_s", "model id confirmed"),
     ("fetch_first_provider_s", "first provider found and connected"),
     ("fetch_manifest_s", "manifest fetched, signature and trust checked"),
     ("fetch_first_block_s", "first block verified"),

@@ -134,6 +134,8 @@ class Libp2pChannel:
             # libp2p reports the end of a stream and the loss of its connection alike.
             if self._muxed.conn.event_shutting_down.is_set():
                 self._failure = f"The connection to {self._peer_id} was lost."
+            elif self._muxed.reset_received:
+                self._failure = f"{self._peer_id} reset the stream."
             elif not isinstance(error.__cause__, StreamEOF):
                 self._failure = error.message
         except trio.Cancelled:

@@ -69,7 +69,7 @@ def _read_file(file: Path | None, home: Path) -> dict[str, Any]:
         if file is not None:
             raise UsageError(f"there is no configuration file {file}", advice="Check --config.") from None
         return {}
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:  # not TOML, or not UTF-8
         raise UsageError(f"cannot read {path}: {error}", advice="Mend the file, or move it away.") from None
 
 

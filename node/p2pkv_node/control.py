@@ -10,6 +10,7 @@ import json
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -247,13 +248,14 @@ def _row(row: StoredArtifact) -> dict[str, Any]:
 async def _body(request: Request) -> dict[str, Any]:
     """Return a request's JSON object, read under a bound. Raises UsageError."""
     data = bytearray()
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > MAX_REQUEST_BYTES:
-            raise UsageError(f"the request exceeds {MAX_REQUEST_BYTES} bytes")
+    async with aclosing(request.stream()) as chunks:
+        async for chunk in chunks:
+            data += chunk
+            if len(data) > MAX_REQUEST_BYTES:
+                raise UsageError(f"the request exceeds {MAX_REQUEST_BYTES} bytes")
     try:
         body = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise UsageError("the request is not JSON") from None
     if not isinstance(body, dict):
         raise UsageError("the request is not a JSON object")

@@ -18,7 +18,7 @@ from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.swarm import Swarm
 from libp2p.rcmgr.manager import ResourceLimits, ResourceManager
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_PROTOCOL, Transport as NoiseTransport
-from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_PROTOCOL, Yamux
+from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_PROTOCOL, Yamux, YamuxStream
 from libp2p.utils.address_validation import expand_wildcard_address
 from multiaddr import Multiaddr
 
@@ -37,6 +37,21 @@ class _Demote(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         logger.debug("%s: %s", record.name, record.getMessage())
+
+
+_return_credit = YamuxStream._auto_tune_and_send_window_update
+
+
+async def _return_credit_in_halves(stream: YamuxStream, *, bytes_read: int = 0) -> None:
+    """Give a peer window back when half of it is used up, as yamux's specification advises.
+
+    The library answers every read with a frame of its own, encrypted and sent by itself, and reads the negotiation of each
+    stream byte by byte: opening one costs dozens of them. What is not given back now is part of what is owed later.
+    """
+    waiting = len(stream.conn.stream_buffers.get(stream.stream_id, b""))
+    owed = stream.target_recv_window - (stream.recv_window + waiting)
+    if owed >= stream._grow_threshold():
+        await _return_credit(stream, bytes_read=bytes_read)
 
 
 class _NoAutoConnector(AutoConnector):
@@ -61,6 +76,7 @@ def quiet_logging() -> None:
 def build_host(seed: bytes, *, announce: Sequence[Multiaddr] = ()) -> IHost:
     """Return a host that does not listen yet. ``announce`` replaces the addresses that others are told, where given."""
     quiet_logging()
+    YamuxStream._auto_tune_and_send_window_update = _return_credit_in_halves  # type: ignore[assignment]  # see there
     key_pair = key_pair_from_seed(seed)
     host = new_host(
         key_pair=key_pair,

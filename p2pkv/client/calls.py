@@ -19,6 +19,7 @@ BASE_URL: Final = "http://p2pkv"
 # A daemon on the same machine that is silent for longer than this is stuck. Fetches bound themselves by their patience.
 CALL_TIMEOUT: Final = httpx.Timeout(30.0, connect=2.0)
 FETCH_TIMEOUT: Final = httpx.Timeout(None, connect=2.0)
+_SAME_VERSION: Final = "Is it a p2pkv-node of this version?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +73,7 @@ def read_answer(response: httpx.Response) -> dict[str, Any]:
     except ValueError:
         body = None
     if not isinstance(body, dict):
-        raise DaemonUnreachableError(
-            f"the daemon answered {response.status_code} without JSON", advice="Is it a p2pkv-node of this version?"
-        )
+        raise DaemonUnreachableError(f"the daemon answered {response.status_code} without JSON", advice=_SAME_VERSION)
     if response.is_error:
         error = body.get("error")
         raise error_from_dict(error if isinstance(error, dict) else {"message": f"the daemon answered {response.status_code}"})
@@ -85,10 +84,18 @@ def read_event(line: str) -> dict[str, Any] | None:
     """Return the event of one line of a fetch's answer; ``None`` for a line without one. Raises the error it reports."""
     if not line.startswith("data: "):
         return None
-    event: dict[str, Any] = json.loads(line[len("data: ") :])
-    if event.get("event") == "error":
-        raise error_from_dict(event)
-    return event
+    try:
+        event: dict[str, Any] = json.loads(line[len("data: ") :])
+    except ValueError:
+        event = {}
+    match event:
+        case {"event": "error"}:
+            raise error_from_dict(event)
+        case {"event": "matched", "manifest": str()} | {"event": "report" | "progress"}:
+            return event
+        case {"event": "segment", "index": int(index)} if index >= 0:
+            return event
+    raise DaemonUnreachableError(f"the daemon sent an event that is none: {line[:80]!r}", advice=_SAME_VERSION)
 
 
 def unreachable(error: httpx.TransportError, home: Path) -> P2pkvError:

@@ -19,6 +19,7 @@ from p2pkv.client.report import Prefill, PrefillReport
 from p2pkv.errors import CacheMismatchError, IntegrityError, NotFoundError, P2pkvError, UsageError
 from p2pkv.formats.cid import Cid
 from p2pkv.formats.envelope import Envelope
+from p2pkv.keys import encode_tokens
 from p2pkv.store.blocks import BlockFiles
 from p2pkv.store.home import HomeLayout
 
@@ -29,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class PrefillJob:
-    """One call of ``prefill``. Send :meth:`call`, feed each event to :meth:`handle`, then take :meth:`finish`.
+    """One call of ``prefill``. Send :meth:`call`, :meth:`confirm`, feed each event to :meth:`handle`, take :meth:`finish`.
 
     Raises ModelUnsupportedError and UsageError at construction, for a model or prompt that cannot be prefilled canonically.
     """
@@ -41,6 +42,7 @@ class PrefillJob:
 
         if not token_ids:
             raise UsageError("an empty prompt", advice="Pass the token ids of the prompt, at least one.")
+        encode_tokens(token_ids)  # raises for one that is no u32
         if shared is not None and not 0 < shared <= len(token_ids):
             raise UsageError(f"a shared part of {shared} tokens in a prompt of {len(token_ids)}")
         self._hf = hf
@@ -52,8 +54,9 @@ class PrefillJob:
         self._patience_s = patience_s
         self._blocks = BlockFiles(HomeLayout(home).blocks)
         self._geometry = hf.geometry(model)
-        self._model_id = hf.model_id_of(model)
-        self._mark("identified_s")
+        last = hf.last_model_id(model)
+        self._model_id = last if last is not None else hf.model_id_of(model)
+        self._confirmed = last is None
         self._artifact: Artifact | None = None
         self._buffer: hf.KVBuffer | None = None
         self._written: set[int] = set()
@@ -63,6 +66,7 @@ class PrefillJob:
         """A block that the daemon verified was damaged when it was read here: fetching again will mend it."""
 
     def call(self) -> Call:
+        self._mark("asked_s")
         body = {
             "model_id": self._model_id.hex(),
             "dtype": self._geometry.dtype.value,
@@ -72,9 +76,22 @@ class PrefillJob:
         }
         return Call("POST", "/v1/fetch", body)
 
+    def confirm(self) -> None:
+        """Look whether the model is still the one that was identified before. Blocking; no byte is injected before it.
+
+        Reading all weights takes as long as a look-up does, so it is done while the daemon looks up.
+        """
+        if not self._confirmed:
+            found = self._hf.model_id_of(self._model)
+            if found != self._model_id:
+                self._model_id = found  # what the daemon finds for the former id is refused by check_model
+            self._confirmed = True
+            self._mark("identified_s")
+
     def handle(self, event: dict[str, Any]) -> None:
         """Work one event in: blocking, since it reads files and copies tensors."""
         try:
+            self.confirm()
             match event["event"]:
                 case "matched":
                     self._open(Cid.parse(event["manifest"]))
@@ -101,6 +118,7 @@ class PrefillJob:
     def finish(self) -> Prefill:
         """Compute what was not loaded, but for the last step, and return the cache."""
         hf, model = self._hf, self._model
+        self.confirm()
         hit = self._buffer.filled_tokens if self._buffer is not None else 0
         shared = self._shared
         if hit and self._artifact is not None and hit == len(self._artifact.token_ids):
@@ -144,6 +162,8 @@ class PrefillJob:
         artifact, buffer = self._artifact, self._buffer
         if artifact is None or buffer is None or index in self._written:
             return
+        if index >= len(artifact.manifest.segments):
+            raise CacheMismatchError(f"there is no segment {index} in {artifact.cid}")
         segment = artifact.open_segment(index, self._blocks.read(artifact.manifest.segments[index]))
         if segment.end > buffer.tokens:
             raise CacheMismatchError(f"segment {index} goes beyond the {buffer.tokens} tokens that the prompt shares")
@@ -162,8 +182,12 @@ class PrefillJob:
     def _report(self, hit: int) -> PrefillReport:
         fetched = self._fetched
         refusals = fetched.get("refusals", [])
-        miss = self._miss or (refusals[0]["message"] if refusals else None)
-        asked = self._times["identified_s"]
+        miss = self._miss
+        if miss is None and refusals:
+            miss = "{message} [{code}] {advice}".format_map(refusals[0])
+        elif miss is None and fetched.get("manifest"):
+            miss = f"{fetched['manifest']} was found, but not one whole segment of it could be fetched"
+        asked = self._times["asked_s"]
         network = {f"fetch_{name}": asked + seconds for name, seconds in fetched.get("times", {}).items()}
         return PrefillReport(
             prompt_tokens=len(self._token_ids),

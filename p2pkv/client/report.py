@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from p2pkv.units import format_bytes, format_seconds
+from p2pkv.units import format_bytes, format_seconds, plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class PrefillReport:
             return f"no hit for {self.prompt_tokens:,} tokens: {self.miss or 'nothing published was found'}"
         text = f"hit {self.hit_tokens:,} of {self.prompt_tokens:,} tokens"
         if self.bytes_by_peer:
-            text += f" from {len(self.bytes_by_peer)} peers, {format_bytes(self.bytes_fetched)}"
+            text += f" from {plural(len(self.bytes_by_peer), 'peer')}, {format_bytes(self.bytes_fetched)}"
         else:
             text += " from the local store"
         return f"{text} in {format_seconds(self.times.get('loaded_s', 0.0))}"

@@ -76,7 +76,7 @@ class Client:
         job = PrefillJob(model, token_ids, home=self.home, shared=shared, patience_s=patience_s)
         for _ in range(2):  # a second time only for a block that rotted between the daemon's check and ours
             try:
-                for event in self._stream(job.call()):
+                for event in self._stream(job.call(), meanwhile=job.confirm):
                     job.handle(event)
                     on_event(event)
             except P2pkvError as error:
@@ -174,7 +174,8 @@ class Client:
         with self._mapped() as http:
             return calls.read_answer(http.request(call.method, call.path, json=call.body))
 
-    def _stream(self, call: Call) -> Iterator[dict[str, Any]]:
+    def _stream(self, call: Call, meanwhile: Callable[[], None] = lambda: None) -> Iterator[dict[str, Any]]:
+        """Yield the events of a fetch; ``meanwhile`` runs when the daemon has begun."""
         with (
             self._mapped() as http,
             http.stream(call.method, call.path, json=call.body, timeout=calls.FETCH_TIMEOUT) as response,
@@ -182,6 +183,7 @@ class Client:
             if response.is_error:
                 response.read()
                 calls.read_answer(response)
+            meanwhile()
             for line in response.iter_lines():
                 event = calls.read_event(line)
                 if event is not None:

@@ -17,7 +17,7 @@ from typing import Final, TypeAlias
 
 import cbor2
 
-from p2pkv.errors import CidError, DagCborError
+from p2pkv.errors import CidError, DagCborError, TruncatedError
 from p2pkv.formats.cid import Cid
 from p2pkv.limits import MAX_NODE_BYTES, MAX_NODE_DEPTH, MAX_NODE_ITEMS
 
@@ -41,7 +41,10 @@ def encode(value: Value) -> bytes:
 
 
 def decode(data: bytes | bytearray | memoryview) -> Value:
-    """Return the value of exactly ``data``. Raises DagCborError; never anything else for any bytes."""
+    """Return the value of exactly ``data``.
+
+    Raises TruncatedError where the bytes end too early, DagCborError for other faults; never anything else for any bytes.
+    """
     if len(data) > MAX_NODE_BYTES:
         raise DagCborError(f"node of {len(data)} bytes exceeds {MAX_NODE_BYTES}")
     raw = bytes(data)
@@ -53,7 +56,7 @@ def decode(data: bytes | bytearray | memoryview) -> Value:
 
 
 def decode_map(data: bytes | bytearray | memoryview) -> dict[str, Value]:
-    """Decode a node that has to be a map, as all nodes of this project are. Raises DagCborError."""
+    """Decode a node that has to be a map, as all nodes of this project are. Raises as :func:`decode`."""
     value = decode(data)
     if not isinstance(value, dict):
         raise DagCborError(f"expected a map, found {type(value).__name__}")
@@ -138,7 +141,7 @@ class _Decoder:
 
     def take(self, count: int) -> bytes:
         if count > len(self.data) - self.at:
-            raise DagCborError("the bytes end in the middle of a value")
+            raise TruncatedError("the bytes end in the middle of a value")
         chunk = self.data[self.at : self.at + count]
         self.at += count
         return chunk
@@ -146,7 +149,7 @@ class _Decoder:
     def room_for(self, count: int) -> None:
         """Each announced item takes at least one byte: refuse counts that the rest cannot hold."""
         if count > len(self.data) - self.at:
-            raise DagCborError("more items announced than bytes left")
+            raise TruncatedError("more items announced than bytes left")
 
     def bounded(self, number: int) -> int:
         if not MIN_INT <= number <= MAX_INT:

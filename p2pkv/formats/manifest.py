@@ -93,7 +93,7 @@ class Manifest:
 
     @classmethod
     def decode(cls, data: bytes) -> Manifest:
-        """Parse and check a manifest. Raises FormatError or a subclass: UnknownVersionError, ManifestError, DagCborError."""
+        """Parse and check a manifest. Raises FormatError or a subclass: UnknownVersionError, ManifestError, ..."""
         fields = Fields(dagcbor.decode_map(data), "manifest", ManifestError)
         fields.version(KIND, VERSION)
         model = fields.map("model")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -221,6 +222,7 @@ class _LaneSink:
     def __init__(self, provider: Provider, token: trio.lowlevel.TrioToken) -> None:
         self._provider = provider
         self._token = token
+        self._reports: deque[Callable[[], None]] = deque()
 
     def expected_size(self, cid: Cid) -> int | None:
         return self._provider.asked_size(cid)
@@ -242,10 +244,16 @@ class _LaneSink:
         self._report(self._provider.lane_closed)
 
     def _report(self, call: Callable[[], None]) -> None:
+        """Have ``call`` made on the event loop, in order; the loop is woken once for all that wait."""
+        self._reports.append(call)
         try:
-            self._token.run_sync_soon(call)
+            self._token.run_sync_soon(self._flush, idempotent=True)
         except trio.RunFinishedError:
             return  # the loop is gone, and the session with it
+
+    def _flush(self) -> None:
+        while self._reports:
+            self._reports.popleft()()
 
 
 def _verified(cid: Cid, data: bytes | memoryview) -> bool:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, strategies as st
 from multiformats import CID
 
-from p2pkv.errors import DagCborError
+from p2pkv.errors import DagCborError, TruncatedError
 from p2pkv.formats import dagcbor
 from p2pkv.formats.cid import Cid, Codec, HashFunction
 from p2pkv.limits import MAX_NODE_BYTES, MAX_NODE_DEPTH, MAX_NODE_ITEMS
@@ -63,7 +63,7 @@ def test_golden_vector(name: str) -> None:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_encoding(name: str) -> None:
-    with pytest.raises(DagCborError):
+    with pytest.raises((DagCborError, TruncatedError)):
         dagcbor.decode(bytes.fromhex(REFUSED[name]["hex"]))
 
 
@@ -73,7 +73,7 @@ def test_what_is_accepted_re_encodes_to_the_same_bytes(value: dagcbor.Value, pla
     data[place % len(data)] = byte
     try:
         decoded = dagcbor.decode(data)
-    except DagCborError:
+    except (DagCborError, TruncatedError):
         return
     assert dagcbor.encode(decoded) == data
 
@@ -83,7 +83,7 @@ def test_what_is_accepted_re_encodes_to_the_same_bytes(value: dagcbor.Value, pla
 )
 def test_more_items_than_bytes_are_refused_by_their_count(head: str) -> None:
     data = bytes.fromhex(head)
-    with pytest.raises(DagCborError, match="more items announced"):
+    with pytest.raises(TruncatedError, match="more items announced"):
         dagcbor.decode(data)
 
 
@@ -124,7 +124,7 @@ def test_the_order_of_keys_is_that_of_length_and_bytes(mapping: dict[str, int]) 
 def test_three_feeds(value: dagcbor.Value) -> None:
     data = dagcbor.encode(value)
     for cut in range(len(data)):
-        with pytest.raises(DagCborError):
+        with pytest.raises(TruncatedError):
             dagcbor.decode(data[:cut])
     for garbage in (b"\x00", b"\xff", data):
         with pytest.raises(DagCborError):
@@ -136,7 +136,7 @@ def test_three_feeds(value: dagcbor.Value) -> None:
 def test_garbage_is_refused_or_is_the_encoding_of_its_value(data: bytes) -> None:
     try:
         value = dagcbor.decode(data)
-    except DagCborError:
+    except (DagCborError, TruncatedError):
         return
     assert dagcbor.encode(value) == data
 
@@ -148,7 +148,7 @@ def test_a_changed_byte_is_refused_or_another_value(value: dagcbor.Value, data: 
     encoded[position] ^= data.draw(st.integers(1, 255))
     try:
         changed = dagcbor.decode(encoded)
-    except DagCborError:
+    except (DagCborError, TruncatedError):
         return
     assert comparable(changed) != comparable(value)
 
@@ -261,5 +261,5 @@ def test_a_link_out_of_the_profile_is_refused_with_its_reason() -> None:
 def test_every_cut_of_a_real_node_is_refused() -> None:
     data = samples.segment().encode()
     for cut in range(len(data)):
-        with pytest.raises(DagCborError):
+        with pytest.raises(TruncatedError):
             dagcbor.decode(data[:cut])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from p2pkv.errors import DagCborError, FormatError, ManifestError, UnknownVersionError
+from p2pkv.errors import DagCborError, FormatError, ManifestError, TruncatedError, UnknownVersionError
 from p2pkv.formats import dagcbor
 from p2pkv.formats.cid import Cid, Codec, HashFunction
 from p2pkv.formats.hashing import digest
@@ -256,7 +256,7 @@ def test_errors_stay_short_whatever_the_publisher_writes() -> None:
 
 def test_cut_and_trailing_bytes() -> None:
     for cut in range(len(GOLDEN.data)):
-        with pytest.raises(DagCborError):
+        with pytest.raises(TruncatedError):
             Manifest.decode(GOLDEN.data[:cut])
     with pytest.raises(DagCborError):
         Manifest.decode(GOLDEN.data + b"\x00")

@@ -2,7 +2,7 @@
 
 from p2pkv.connectors.hf.cache import KVBuffer, check_cache, extract_layer
 from p2pkv.connectors.hf.geometry import ModelGeometry, geometry, open_cache
-from p2pkv.connectors.hf.live import model_id_of
+from p2pkv.connectors.hf.live import last_model_id, model_id_of
 from p2pkv.connectors.hf.model_id import checkpoint_model_id, tokenizer_digest
 from p2pkv.connectors.hf.prefill import canonical_steps, last_logits, prefill
 from p2pkv.connectors.hf.stack import producer_stack
@@ -18,6 +18,7 @@ __all__ = [
     "extract_layer",
     "geometry",
     "last_logits",
+    "last_model_id",
     "model_id_of",
     "open_cache",
     "prefill",

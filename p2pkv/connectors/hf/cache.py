@@ -100,6 +100,7 @@ class KVBuffer:
             {start: set(self._parts(layer, start)) for start in range(0, tokens, SEGMENT_TOKENS)} for layer in shape.layers
         ]
         self._taken = False
+        self._scratch = np.empty(0, _WIRE_DTYPES[shape.dtype])
 
     @classmethod
     def for_model(cls, model: PreTrainedModel, tokens: int) -> KVBuffer:
@@ -125,8 +126,7 @@ class KVBuffer:
         if len(data) != part.size:
             raise CacheMismatchError(f"a block of {len(data)} bytes, expected {part.size}, for layer {layer}")
         values = np.frombuffer(data, dtype=_WIRE_DTYPES[self.shape.dtype])
-        exponents = _EXPONENTS[self.shape.dtype]
-        if int((values & exponents).max()) == exponents:
+        if not self._finite(values):
             raise CacheMismatchError(f"the block of layer {layer}, tokens {start} to {end}, holds NaN or infinity")
         at = 0
         for half, held, dim in ((Part.K, self._keys, place.k_dim), (Part.V, self._values, place.v_dim)):
@@ -187,6 +187,14 @@ class KVBuffer:
         check_cache(cache, self.shape, wanted)
         self._taken = True
         return cache
+
+    def _finite(self, values: npt.NDArray[np.signedinteger]) -> bool:
+        """Return whether no value has all bits of the exponent set, without fresh memory for each block."""
+        exponents = _EXPONENTS[self.shape.dtype]
+        if len(self._scratch) < len(values):
+            self._scratch = np.empty(len(values), values.dtype)
+        masked = np.bitwise_and(values, exponents, out=self._scratch[: len(values)])
+        return int(masked.max()) != exponents
 
     def _parts(self, layer: LayerGeometry, start: int) -> tuple[BlockPart, ...]:
         return layer_parts(layer, min(SEGMENT_TOKENS, self.tokens - start), self.shape.dtype)

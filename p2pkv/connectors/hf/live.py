@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from blake3 import blake3
 from torch import Tensor
@@ -74,6 +75,15 @@ def model_id_of(model: PreTrainedModel, *, checkpoint: Path | None = None, cache
         found = described_model_id(describe_config(_live_config(model)), _live_weights(model), compute_dtype, kv_dtype)
     _known[model] = _Known(fingerprint, found)
     return found
+
+
+def last_model_id(model: PreTrainedModel) -> bytes | None:
+    """Return what :func:`model_id_of` found for this object the last time, unchecked; ``None`` before the first time.
+
+    Good for beginning to look something up while :func:`model_id_of` confirms it.
+    """
+    known = _known.get(model)
+    return None if known is None else known.model_id
 
 
 def check_live(model: PreTrainedModel) -> None:
@@ -133,12 +143,19 @@ def _fingerprint(model: PreTrainedModel, folder: Path) -> bytes:
 
 
 def _bit_sum(tensor: Tensor) -> int:
-    """Return a wrapping sum over the bits of ``tensor``, eight bytes at a time where they can be read so."""
-    flat = tensor.reshape(-1)
+    """Return a wrapping sum over the bits of ``tensor``, eight bytes at a time where they can be read so.
+
+    On a CPU it is NumPy's, on one thread: torch would set all threads to it, and these wait for one another at each tensor
+    while a node on the same machine is busy fetching.
+    """
+    flat = bits(tensor.reshape(-1))
     whole = flat.numel() * flat.element_size() // 8 * 8 // flat.element_size()
     if not tensor.is_contiguous() or flat.data_ptr() % 8:
-        return int(bits(flat).sum(dtype=torch.int64))
-    return int(flat[:whole].view(torch.int64).sum()) + int(bits(flat[whole:]).sum(dtype=torch.int64))
+        whole = 0
+    if tensor.device.type != "cpu":
+        return int(flat[:whole].view(torch.int64).sum()) + int(flat[whole:].sum(dtype=torch.int64))
+    values = flat.numpy()
+    return int(values[:whole].view(np.int64).sum()) + int(values[whole:].sum(dtype=np.int64))
 
 
 def _is_still(model: PreTrainedModel, folder: Path) -> bool:

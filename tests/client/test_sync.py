@@ -1,0 +1,274 @@
+"""The synchronous client: it never needs a daemon to answer, and never believes one."""
+
+from __future__ import annotations
+
+import gc
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from nacl.signing import SigningKey
+from transformers import LlamaForCausalLM
+
+from p2pkv import Client, Prefill
+from p2pkv.artifact.read import Artifact
+from p2pkv.errors import DaemonUnreachableError, FormatError, P2pkvError, UsageError
+from p2pkv.formats.cid import Cid, Codec
+from p2pkv.formats.did import encode_did
+from p2pkv_node import embedded_node
+from tests.client.conftest import SHARED, ScriptedDaemon
+from tests.support.crafted import Pieces
+from tests.support.llama import assert_right, build_model, cache_bytes
+from tests.support.stores import block_file, flip_file
+
+Sealed = tuple[Artifact, dict[Cid, bytes]]
+KEY = SigningKey(b"\x05" * 32)
+
+
+def matched(artifact: Artifact) -> dict[str, Any]:
+    return {"event": "matched", "manifest": str(artifact.cid), "hit_tokens": SHARED, "segments": 3}
+
+
+def segments(*indices: int) -> list[dict[str, Any]]:
+    return [{"event": "segment", "index": index} for index in indices]
+
+
+REPORT = {"event": "report", "manifest": None}
+
+
+# --- no daemon, or one that dies ------------------------------------------------------------------------------------------
+
+
+def test_no_daemon_is_a_local_prefill_with_a_reason(
+    tmp_path: Path, model: LlamaForCausalLM, prompt: list[int], expected: bytes
+) -> None:
+    with Client(tmp_path) as client:
+        prefill = client.prefill(model, prompt, shared=SHARED)
+        assert cache_bytes(prefill.cache) == expected
+        assert (prefill.report.hit_tokens, prefill.report.manifest) == (0, None)
+        assert "[daemon.unreachable]" in str(prefill.report)
+        assert {"loaded_s", "done_s"} <= prefill.report.times.keys()
+        for call in (client.status, client.artifacts, client.trust_list, client.shutdown):
+            with pytest.raises(DaemonUnreachableError):
+                call()
+        with pytest.raises(DaemonUnreachableError):
+            client.publish(model, prompt, KEY)  # at once, and not after the computing
+
+
+# httpcore leaves the socket of a refused connection to the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_socket_without_a_daemon(
+    tmp_path: Path, model: LlamaForCausalLM, prompt: list[int], expected: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    daemon = ScriptedDaemon(tmp_path)
+    with daemon.running():
+        pass
+    daemon.socket.touch()  # what a killed daemon leaves
+    with Client(tmp_path) as client:
+        prefill = client.prefill(model, prompt, shared=SHARED)
+    assert cache_bytes(prefill.cache) == expected
+    assert "[daemon.unreachable]" in (prefill.report.miss or "")
+    caplog.clear()  # it keeps the error, and the error the socket
+    gc.collect()
+
+
+@pytest.mark.parametrize(("arrived", "hit"), [(0, 0), (1, 256), (2, 512), (3, SHARED)])
+def test_a_daemon_that_dies_in_the_middle(
+    daemon: ScriptedDaemon,
+    sealed: Sealed,
+    model: LlamaForCausalLM,
+    prompt: list[int],
+    expected: bytes,
+    arrived: int,
+    hit: int,
+) -> None:
+    daemon.scripts.append([matched(sealed[0]), *segments(*range(arrived)), None])
+    with Client(daemon.home) as client:
+        prefill = client.prefill(model, prompt, shared=SHARED)
+    assert cache_bytes(prefill.cache) == expected
+    assert prefill.report.hit_tokens == hit
+    assert (prefill.report.miss is None) is bool(hit)
+    assert len(daemon.asked) == 1
+
+
+def test_segments_may_come_in_any_order_and_count_from_the_start(
+    daemon: ScriptedDaemon, sealed: Sealed, model: LlamaForCausalLM, prompt: list[int], expected: bytes
+) -> None:
+    daemon.scripts.append([matched(sealed[0]), *segments(2, 0), REPORT])
+    daemon.scripts.append([matched(sealed[0]), *segments(2, 2, 1, 0), REPORT])
+    with Client(daemon.home) as client:
+        for hit in (256, SHARED):
+            prefill = client.prefill(model, prompt, shared=SHARED)
+            assert prefill.report.hit_tokens == hit
+            assert cache_bytes(prefill.cache) == expected
+
+
+# --- a daemon that is not believed ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [{"event": "matched", "manifest": str(Cid.of_node(b"not here"))}, *segments(0), REPORT],
+        [{"event": "matched", "manifest": "no CID"}, *segments(0), REPORT],
+        [*segments(0, 1, 2), REPORT],
+        ["data: {", REPORT],
+        [{"event": "later"}, REPORT],
+        [{"event": "segment", "index": -1}, REPORT],
+        [],
+    ],
+    ids=["manifest-not-here", "no-cid", "nothing-matched", "no-json", "unknown", "negative", "empty"],
+)
+def test_nonsense_is_a_miss(
+    daemon: ScriptedDaemon, model: LlamaForCausalLM, prompt: list[int], expected: bytes, events: list[Any]
+) -> None:
+    daemon.scripts += [events, events]
+    with Client(daemon.home) as client:
+        prefill = client.prefill(model, prompt, shared=SHARED)
+    assert prefill.report.hit_tokens == 0
+    assert cache_bytes(prefill.cache) == expected
+
+
+def test_a_segment_that_the_artifact_has_not(
+    daemon: ScriptedDaemon, sealed: Sealed, model: LlamaForCausalLM, prompt: list[int], expected: bytes
+) -> None:
+    daemon.scripts.append([matched(sealed[0]), *segments(0, 3, 10**9), REPORT])
+    with Client(daemon.home) as client:
+        prefill = client.prefill(model, prompt, shared=SHARED)
+    assert prefill.report.hit_tokens == 256
+    assert cache_bytes(prefill.cache) == expected
+
+
+def test_an_artifact_of_another_text_or_model(
+    daemon: ScriptedDaemon, pieces: Pieces, model: LlamaForCausalLM, prompt: list[int], expected: bytes
+) -> None:
+    """The daemon says that they match; the client looks itself."""
+    for artifact, blocks in (pieces.signed(model_id=bytes(32)), pieces.signed(last_chain_key=bytes(32))):
+        daemon.hold(blocks)
+        daemon.scripts.append([matched(artifact), *segments(0, 1, 2), REPORT])
+    other = [prompt[0] ^ 1, *prompt[1:]]
+    good, _ = pieces.signed()
+    with Client(daemon.home) as client:
+        for code in ("model.mismatch", "format.manifest"):
+            prefill = client.prefill(model, prompt, shared=SHARED)
+            assert code in (prefill.report.miss or "")
+            assert cache_bytes(prefill.cache) == expected
+        daemon.scripts.append([matched(good), *segments(0, 1, 2), REPORT])
+        prefill = client.prefill(model, other, shared=SHARED)
+    assert prefill.report.hit_tokens == 0
+    assert_right(model, other, SHARED, prefill.cache)
+
+
+def test_a_block_that_rots_is_asked_for_once_more(
+    daemon: ScriptedDaemon, sealed: Sealed, pieces: Pieces, model: LlamaForCausalLM, prompt: list[int], expected: bytes
+) -> None:
+    victim = pieces.cids(Codec.RAW)[5]
+    script = [matched(sealed[0]), *segments(0, 1, 2), REPORT]
+    with Client(daemon.home) as client:
+        flip_file(block_file(daemon.home, victim), 77)
+        daemon.scripts += [script, script]
+
+        def mend(event: dict[str, Any]) -> None:
+            if event["event"] == "report":
+                daemon.blocks.write(victim, pieces.blocks[victim])
+
+        prefill = client.prefill(model, prompt, shared=SHARED, on_event=mend)
+        assert (prefill.report.hit_tokens, len(daemon.asked)) == (SHARED, 2)
+        assert cache_bytes(prefill.cache) == expected
+        flip_file(block_file(daemon.home, victim), 77)
+        daemon.scripts += [script, script, script]
+        prefill = client.prefill(model, prompt, shared=SHARED)
+        assert (prefill.report.hit_tokens, len(daemon.asked)) == (256, 4)  # and not for ever
+        assert cache_bytes(prefill.cache) == expected
+
+
+def test_a_model_whose_weights_change_is_another_model(daemon: ScriptedDaemon, sealed: Sealed, prompt: list[int]) -> None:
+    """Also between two calls, also in one value, also behind torch's back."""
+    model = build_model()
+    script = [matched(sealed[0]), *segments(0, 1, 2), REPORT]
+    with Client(daemon.home) as client:
+        daemon.scripts.append(script)
+        assert client.prefill(model, prompt, shared=SHARED).report.hit_tokens == SHARED
+        weight = model.model.layers[1].self_attn.k_proj.weight.data
+        weight[0, 0] = flip_float(float(weight[0, 0]))
+        daemon.scripts.append(script)
+        prefill = client.prefill(model, prompt, shared=SHARED)
+    assert prefill.report.hit_tokens == 0
+    assert_right(model, prompt, SHARED, prefill.cache)
+
+
+def flip_float(value: float) -> float:
+    """Return ``value`` with the last bit but some of its fp32 form flipped."""
+    (bits,) = struct.unpack("<I", struct.pack("<f", value))
+    found: float = struct.unpack("<f", struct.pack("<I", bits ^ 0x0040_0000))[0]
+    return found
+
+
+# --- calls that cannot be -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("tokens", "shared"), [([], None), ([1, 2], 0), ([1, 2], 3), ([1, -2], None), ([1, 2**32], None)])
+def test_a_prompt_that_is_none(tmp_path: Path, model: LlamaForCausalLM, tokens: list[int], shared: int | None) -> None:
+    with Client(tmp_path) as client, pytest.raises(UsageError):
+        client.prefill(model, tokens, shared=shared)
+
+
+def test_a_prompt_of_one_token(tmp_path: Path, model: LlamaForCausalLM) -> None:
+    with Client(tmp_path) as client:
+        prefill = client.prefill(model, [5])
+    assert prefill.cached_tokens == 0
+    assert prefill.cache.get_seq_length() == 0
+
+
+# --- against a real node --------------------------------------------------------------------------------------------------
+
+
+def test_every_call_against_a_real_node(
+    tmp_path: Path, model: LlamaForCausalLM, document: list[int], prompt: list[int], expected: bytes
+) -> None:
+    did = encode_did(bytes(KEY.verify_key))
+    steps: list[tuple[int, int]] = []
+    events: list[str] = []
+    with embedded_node(tmp_path / "home") as node, Client(node.home) as client:
+        assert client.artifacts() == []
+        published = client.publish(
+            model,
+            document,
+            KEY,
+            model_name="tiny",
+            licence="CC0-1.0",
+            expires=4_000_000_000,
+            on_progress=lambda done, total: steps.append((done, total)),
+        )
+        assert steps == [(256, SHARED), (512, SHARED), (SHARED, SHARED)]
+        (row,) = client.artifacts()
+        assert (row["manifest_cid"], row["model_name"], row["complete"]) == (str(published.manifest), "tiny", True)
+        assert (row["publisher"], row["expires"]) == (did, 4_000_000_000)
+        assert client.artifact(published.manifest)["manifest"] == str(published.manifest)
+        untrusted = client.prefill(model, prompt, shared=SHARED)
+        assert "[trust.untrusted]" in str(untrusted.report)
+        assert client.trust_add(did, "me")
+        assert not client.trust_add(did)
+        assert [publisher["did"] for publisher in client.trust_list()] == [did]
+        with pytest.raises(P2pkvError) as caught:
+            client.trust_add("nobody")
+        assert isinstance(caught.value, FormatError | UsageError)
+        prefill: Prefill = client.prefill(model, prompt, shared=SHARED, on_event=lambda event: events.append(event["event"]))
+        assert (prefill.report.hit_tokens, prefill.cached_tokens) == (SHARED, SHARED)
+        assert str(prefill.report).startswith("hit 600 of 609 tokens from the local store in ")
+        assert cache_bytes(prefill.cache) == cache_bytes(untrusted.cache) == expected
+        assert events[-1] == "report"
+        assert client.fetch(published.manifest)["hit_tokens"] == SHARED
+        assert client.trust_remove(did)
+        assert not client.trust_remove(did)
+        client.shutdown()
+
+
+def test_the_model_is_left_as_it_was(tmp_path: Path, model: LlamaForCausalLM, prompt: list[int]) -> None:
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with Client(tmp_path) as client:
+        client.prefill(model, prompt)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())

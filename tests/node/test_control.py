@@ -1,0 +1,326 @@
+"""The control API of a real daemon over its unix socket: every call, every event, and every body that is refused."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import trio
+
+from p2pkv import __version__
+from p2pkv.formats.cid import Cid, Codec
+from p2pkv.formats.did import encode_did
+from p2pkv.limits import MAX_REQUEST_BYTES, MAX_TRUST_NOTE_BYTES
+from p2pkv.store.home import HomeLayout
+from p2pkv.store.staging import open_staging
+from tests.support.artifacts import PUBLISHER, Sample, make_sample, model
+from tests.support.stores import Gate, tampering
+from tests.support.town import Daemon, Town, open_town, until
+
+TOKENS = list(range(1000, 1600))
+PROMPT: dict[str, Any] = {"model_id": model().model_id.hex(), "dtype": "bf16", "token_ids": [*TOKENS, 1, 2]}
+OTHER_DID = encode_did(bytes(range(32)))
+
+
+@pytest.fixture
+async def town(tmp_path: Path) -> AsyncIterator[Town]:
+    async with open_town(tmp_path) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def sample() -> Sample:
+    return make_sample(TOKENS, created=int(time.time()))
+
+
+@pytest.fixture
+async def daemon(town: Town) -> Daemon:
+    return await town.start("daemon", trusted=[PUBLISHER])
+
+
+@pytest.fixture
+async def http(daemon: Daemon) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.AsyncHTTPTransport(uds=str(HomeLayout(daemon.home).control_socket))
+    async with httpx.AsyncClient(transport=transport, base_url="http://p2pkv", timeout=20) as client:
+        yield client
+
+
+async def events_of(http: httpx.AsyncClient, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return all events of one fetch."""
+    answer = await http.post("/v1/fetch", json=body)
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert answer.headers["cache-control"] == "no-store"
+    assert answer.text.endswith("\n\n")
+    return [json.loads(part.removeprefix("data: ")) for part in answer.text.split("\n\n") if part]
+
+
+def error_of(answer: httpx.Response) -> dict[str, str]:
+    error: dict[str, str] = answer.json()["error"]
+    assert error.keys() == {"code", "fault", "message", "advice"}
+    assert error["advice"]
+    return error
+
+
+# --- resources ------------------------------------------------------------------------------------------------------------
+
+
+async def test_status(daemon: Daemon, http: httpx.AsyncClient, sample: Sample) -> None:
+    await daemon.plant(sample.artifact, sample.blocks)
+    status = (await http.get("/v1/status")).json()
+    assert (status["version"], status["peer_id"], status["home"]) == (__version__, daemon.peer_id, str(daemon.home))
+    assert status["addresses"] == list(daemon.node.network.addresses)
+    assert len(status["connected_peers"]) == len(status["dht_peers"]) == 1  # the bootstrap node
+    assert 0 <= status["uptime_s"] < 60
+    assert (status["fetches"], status["banned_peers"], status["trusted_publishers"]) == (0, [], 1)
+    size = sum(map(len, sample.blocks.values()))
+    assert status["store"] == {
+        "blocks": len(sample.blocks),
+        "bytes": size,
+        "artifacts": 1,
+        "complete_artifacts": 1,
+        "damaged_blocks": 0,
+    }
+    assert status["served"] == {"channels": 0, "blocks": 0, "bytes": 0, "refused": 0}
+    assert status["announcing"] == {"keys": 4, "announced": 4, "late_s": 0.0}
+
+
+async def test_artifacts_and_one_artifact(daemon: Daemon, http: httpx.AsyncClient, sample: Sample) -> None:
+    assert (await http.get("/v1/artifacts")).json() == {"artifacts": []}
+    await daemon.plant(sample.artifact, sample.blocks)
+    (row,) = (await http.get("/v1/artifacts")).json()["artifacts"]
+    assert (row["manifest_cid"], row["model_id"]) == (str(sample.cid), model().model_id.hex())
+    assert (row["token_count"], row["segment_count"], row["complete"]) == (600, 3, True)
+    found = (await http.get(f"/v1/artifacts/{sample.cid}")).json()
+    assert base64.b64decode(found["envelope"]) == sample.blocks[sample.cid]
+    assert (found["manifest"], found["token_block"]) == (str(sample.cid), None)
+
+
+async def test_an_artifact_that_is_not_here_or_no_cid(http: httpx.AsyncClient) -> None:
+    answer = await http.get(f"/v1/artifacts/{Cid.of_node(b'nobody')}")
+    assert (answer.status_code, error_of(answer)["code"]) == (404, "artifact.not_found")
+    answer = await http.get("/v1/artifacts/not-a-cid")
+    assert (answer.status_code, error_of(answer)["code"]) == (400, "usage")
+
+
+async def test_trust_is_added_listed_and_removed(daemon: Daemon, http: httpx.AsyncClient) -> None:
+    answer = await http.post("/v1/trust", json={"did": OTHER_DID, "note": "a friend"})
+    assert (answer.status_code, answer.json()) == (201, {"did": OTHER_DID, "added": True})
+    answer = await http.post("/v1/trust", json={"did": OTHER_DID})
+    assert (answer.status_code, answer.json()) == (200, {"did": OTHER_DID, "added": False})
+    listed = (await http.get("/v1/trust")).json()["publishers"]
+    assert [publisher["did"] for publisher in listed] == [PUBLISHER, OTHER_DID]
+    assert OTHER_DID in daemon.node.context.trusted()
+    for removed in (True, False):
+        answer = await http.request("DELETE", "/v1/trust", json={"did": OTHER_DID})
+        assert answer.json() == {"did": OTHER_DID, "removed": removed}
+    assert OTHER_DID not in daemon.node.context.trusted()
+
+
+async def test_publish_takes_over_what_is_staged_and_announces_it(
+    daemon: Daemon, http: httpx.AsyncClient, sample: Sample
+) -> None:
+    with open_staging(daemon.home) as staging:
+        for cid, data in sample.blocks.items():
+            staging.write(cid, data)
+        body = {"staging": staging.name, "manifest": str(sample.cid), "cids": [str(cid) for cid in staging.cids]}
+        answer = await http.post("/v1/publish", json=body)
+    assert (answer.status_code, answer.json()) == (201, {"manifest": str(sample.cid), "segments": 3})
+    assert all(daemon.node.store.read(cid) == data for cid, data in sample.blocks.items())
+    await daemon.announced()
+    assert (await http.get("/v1/status")).json()["announcing"]["keys"] == 4
+
+
+@pytest.mark.parametrize("missing", [Codec.RAW, Codec.DAG_CBOR])
+async def test_publish_refuses_what_is_not_whole(
+    daemon: Daemon, http: httpx.AsyncClient, sample: Sample, missing: Codec
+) -> None:
+    with open_staging(daemon.home) as staging:
+        left_out = next(cid for cid in sample.blocks if cid.codec is missing)
+        for cid, data in sample.blocks.items():
+            if cid != left_out:
+                staging.write(cid, data)
+        body = {"staging": staging.name, "manifest": str(sample.cid), "cids": [str(cid) for cid in staging.cids]}
+        answer = await http.post("/v1/publish", json=body)
+    assert (answer.status_code, error_of(answer)["code"]) == (404, "artifact.not_found")
+    assert (await http.get("/v1/artifacts")).json() == {"artifacts": []}
+    assert (await http.get("/v1/status")).json()["announcing"]["keys"] == 0
+
+
+# --- fetch ----------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_fetch_tells_all_that_happens(town: Town, daemon: Daemon, http: httpx.AsyncClient, sample: Sample) -> None:
+    provider = await town.start("provider")
+    await provider.plant(sample.artifact, sample.blocks)
+    events = await events_of(http, PROMPT)
+    kinds = [event["event"] for event in events]
+    assert set(kinds) == {"progress", "matched", "segment", "report"}
+    assert kinds.index("matched") < kinds.index("segment") < kinds.index("report")
+    assert kinds[-1] == "report"
+    assert [event["index"] for event in events if event["event"] == "segment"] == [0, 1, 2]
+    (matched,) = [event for event in events if event["event"] == "matched"]
+    assert matched == {"event": "matched", "manifest": str(sample.cid), "hit_tokens": 600, "segments": 3}
+    states = {event["state"] for event in events if event["event"] == "progress"}
+    assert states <= {"looking up providers", "reading the manifest", "transferring blocks", "done"}
+    assert {"transferring blocks", "done"} <= states
+    report = events[-1]
+    assert (report["manifest"], report["token_count"], report["hit_tokens"]) == (str(sample.cid), 600, 600)
+    assert (report["segments"], report["local_bytes"], report["refusals"]) == (3, 0, [])
+    assert report["bytes_by_peer"] == {provider.peer_id: sum(map(len, sample.blocks.values()))}
+    assert report["rate_by_peer"].keys() == {provider.peer_id}
+    assert {"first_provider_s", "manifest_s", "first_block_s", "done_s"} <= report["times"].keys()
+
+
+async def test_a_fetch_by_manifest_and_one_that_fails(
+    town: Town, daemon: Daemon, http: httpx.AsyncClient, sample: Sample
+) -> None:
+    provider = await town.start("provider")
+    await provider.plant(sample.artifact, sample.blocks)
+    events = await events_of(http, {"manifest": str(sample.cid)})
+    assert events[-1]["hit_tokens"] == 600
+    events = await events_of(http, {"manifest": str(Cid.of_node(b"nobody")), "patience_s": 10})
+    assert events[-1]["event"] == "error"
+    assert events[-1]["code"] == "artifact.not_found"
+    assert events[-1]["advice"]
+
+
+async def test_a_client_that_goes_away_ends_its_fetch(
+    town: Town, daemon: Daemon, http: httpx.AsyncClient, sample: Sample
+) -> None:
+    gate = Gate()
+
+    def hold(cid: Cid, data: bytes) -> bytes:
+        if cid.codec is Codec.RAW:
+            gate.wait()
+        return data
+
+    provider = await town.start("provider", serve_from=tampering(hold))
+    await provider.plant(sample.artifact, sample.blocks)
+    try:
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(events_of, http, PROMPT)
+                await until(gate.reached.is_set)
+                assert daemon.node.fetches == 1
+                scope.cancel()
+        await until(lambda: daemon.node.fetches == 0)
+    finally:
+        gate.open()
+    assert (await http.get("/v1/status")).json()["fetches"] == 0
+
+
+NONSENSE: list[dict[str, Any]] = [
+    {"token_ids": None},
+    {"token_ids": []},
+    {"token_ids": ["1"]},
+    {"token_ids": [True]},
+    {"token_ids": [1.5]},
+    {"token_ids": "1000"},
+    {"shared": 0},
+    {"shared": 603},
+    {"shared": True},
+    {"shared": "600"},
+    {"model_id": "xyz"},
+    {"model_id": "00"},
+    {"model_id": None},
+    {"dtype": "int8"},
+    {"dtype": None},
+    {"patience_s": 0},
+    {"patience_s": -1},
+    {"patience_s": True},
+    {"patience_s": "long"},
+    {"patience_s": 1e9},
+    {"manifest": 5},
+]
+
+
+async def test_a_fetch_of_nonsense_is_refused_by_name(http: httpx.AsyncClient) -> None:
+    for changes in NONSENSE:
+        answer = await http.post("/v1/fetch", json={**PROMPT, **changes})
+        assert answer.status_code == 400, changes
+        error = error_of(answer)
+        assert (error["code"], error["fault"]) == ("usage", "local"), changes
+        assert f"`{next(iter(changes))}`" in error["message"], changes
+
+
+async def test_a_token_that_is_no_u32_is_refused_and_the_daemon_lives(http: httpx.AsyncClient) -> None:
+    for token in (-1, 2**32, 2**80):
+        answer = await http.post("/v1/fetch", json={**PROMPT, "token_ids": [1, token]})
+        assert '"usage"' in answer.text, token
+    assert (await http.get("/v1/status")).status_code == 200
+
+
+# --- requests -------------------------------------------------------------------------------------------------------------
+
+
+NO_BODIES = {
+    "empty": (b"", "not JSON"),
+    "cut off": (b"{", "not JSON"),
+    "not UTF-8": (b"\xff\xfe", "not JSON"),
+    "too deep": (b"[" * 200_000, "not JSON"),
+    "a long number": (b'{"patience_s": ' + b"9" * 10_000 + b"}", "not JSON"),
+    "a list": (b"[]", "not a JSON object"),
+    "text": (b'"text"', "not a JSON object"),
+}
+
+
+@pytest.mark.parametrize("path", ["/v1/fetch", "/v1/publish", "/v1/trust"])
+async def test_a_body_that_is_none(http: httpx.AsyncClient, path: str) -> None:
+    for name, (content, message) in NO_BODIES.items():
+        answer = await http.post(path, content=content)
+        assert answer.status_code == 400, name
+        error = error_of(answer)
+        assert (error["code"], message in error["message"]) == ("usage", True), name
+    assert (await http.get("/v1/status")).status_code == 200
+
+
+BAD_CALLS: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/publish", {}),
+    ("/v1/publish", {"cids": "x"}),
+    ("/v1/publish", {"cids": [1]}),
+    ("/v1/publish", {"cids": [], "manifest": "x", "staging": "x"}),
+    ("/v1/publish", {"cids": [], "manifest": str(Cid.of_node(b"")), "staging": "../blocks"}),
+    ("/v1/publish", {"cids": [], "manifest": str(Cid.of_node(b""))}),
+    ("/v1/trust", {}),
+    ("/v1/trust", {"did": 1}),
+    ("/v1/trust", {"did": "did:key:zNo"}),
+    ("/v1/trust", {"did": OTHER_DID, "note": "x" * (MAX_TRUST_NOTE_BYTES + 1)}),
+]
+
+
+async def test_a_call_with_a_bad_field(http: httpx.AsyncClient) -> None:
+    for path, body in BAD_CALLS:
+        answer = await http.post(path, json=body)
+        assert (answer.status_code, error_of(answer)["code"]) == (400, "usage"), (path, body)
+
+
+async def test_a_body_that_is_too_large_is_refused_before_all_of_it_is_sent(daemon: Daemon, http: httpx.AsyncClient) -> None:
+    socket = await trio.open_unix_socket(str(HomeLayout(daemon.home).control_socket))
+    with trio.fail_after(20):
+        async with socket:
+            head = f"POST /v1/fetch HTTP/1.1\r\nhost: p2pkv\r\ncontent-length: {4 * MAX_REQUEST_BYTES}\r\n\r\n"
+            await socket.send_all(head.encode())
+            await socket.send_all(bytes(MAX_REQUEST_BYTES + 1))
+            answer = await socket.receive_some(2**16)
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert (await http.get("/v1/status")).status_code == 200
+
+
+async def test_unknown_paths_and_methods(http: httpx.AsyncClient) -> None:
+    assert (await http.get("/v1/nothing")).status_code == 404
+    assert (await http.get("/v1/publish")).status_code == 405
+
+
+async def test_shutdown(daemon: Daemon, http: httpx.AsyncClient) -> None:
+    assert (await http.post("/v1/shutdown")).json() == {"stopping": True}
+    await http.aclose()
+    with trio.fail_after(5):
+        await daemon.stop()
+    assert not HomeLayout(daemon.home).control_socket.exists()
