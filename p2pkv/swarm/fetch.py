@@ -162,13 +162,13 @@ class Fetch:
         """Look for providers, once."""
         if not self._searched:
             self._searched = True
-            self._pool.search(lookups)
+            self._pool.search(lookups, hopeful=self._target.hopeful)
 
     def _search_manifest(self) -> None:
         """Look for whoever has the chosen artifact, once."""
         if not self._searched_manifest:
             self._searched_manifest = True
-            self._pool.search([self._artifact.cid.multihash])
+            self._pool.search([self._artifact.cid.multihash], hopeful=1)
 
     def _given_up(self) -> bool:
         """Whether nobody is left who could send what is missing, and nobody is being looked for.

@@ -16,8 +16,6 @@ from p2pkv.ports import PeerAddress, PeerId
 from p2pkv.swarm.context import Context
 from p2pkv.swarm.provider import BlockEvents, Provider
 
-# The published length of a shared part, or of the whole prompt, is among the first keys.
-_FIRST_WAVE = 2
 # A look-up answers within some 20 ms on a LAN; a miss is told this much later.
 _SECOND_WAVE_S = 0.05
 
@@ -67,15 +65,15 @@ class ProviderPool:
         """How many providers were found so far, reachable or not."""
         return len(self._met)
 
-    def search(self, keys: Sequence[bytes]) -> None:
+    def search(self, keys: Sequence[bytes], *, hopeful: int) -> None:
         """Look up ``keys``, the longest boundary first, and meet every provider as it is found.
 
-        The first keys go out at once; the others follow a moment later unless :meth:`settle` was called by then: a hit is
-        mostly found at the longest boundaries, and each further look-up costs every node near its key.
+        The ``hopeful`` first ones go out at once; the others follow a moment later unless :meth:`settle` was called by then:
+        a hit is mostly found at the longest boundaries, and each further look-up costs every node near its key.
         """
         for place, key in enumerate(keys):
             self._under_way += 1
-            self._nursery.start_soon(self._look_up, key, 0.0 if place < _FIRST_WAVE else _SECOND_WAVE_S)
+            self._nursery.start_soon(self._look_up, key, 0.0 if place < hopeful else _SECOND_WAVE_S)
 
     def settle(self) -> None:
         """The manifest is chosen: look-ups that have not begun are not worth it any more."""

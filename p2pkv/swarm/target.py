@@ -25,6 +25,11 @@ class PromptTarget:
     best_match: int = field(init=False)
     """The longest match there can be, in segments."""
 
+    @property
+    def hopeful(self) -> int:
+        """How many of the first look-ups are likely to be the last: the shared part's end, else the prompt's two."""
+        return 1 if self.shared else 2
+
     def __post_init__(self) -> None:
         chain = keys.chain(self.model_id, self.token_ids)
         shared = keys.chain(self.model_id, self.token_ids[: self.shared]) if self.shared else None
@@ -50,6 +55,10 @@ class ManifestTarget:
     @property
     def best_match(self) -> int:
         return 0
+
+    @property
+    def hopeful(self) -> int:
+        return 1
 
 
 Target: TypeAlias = PromptTarget | ManifestTarget
