@@ -51,11 +51,7 @@ class Cid:
             return True
         if not isinstance(other, Cid):
             return NotImplemented
-        return (
-            self.digest == other.digest
-            and self.codec is other.codec
-            and self.hash_function is other.hash_function
-        )
+        return self.digest == other.digest and self.codec is other.codec and self.hash_function is other.hash_function
 
     def __hash__(self) -> int:
         return hash(self.digest)
