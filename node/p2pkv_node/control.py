@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -34,6 +35,8 @@ from p2pkv.swarm.context import in_thread
 from p2pkv.swarm.report import FetchEvent, FetchReport, Matched, Progress, SegmentReady
 from p2pkv.swarm.target import ManifestTarget, PromptTarget, Target
 from p2pkv_node.node import Node
+
+logger = logging.getLogger(__name__)
 
 Handler = Callable[[Node, Request], Awaitable[Response]]
 
@@ -180,6 +183,10 @@ async def _fetch_events(node: Node, target: Target, patience_s: float) -> AsyncI
                 report = await node.fetch(target, emit, patience_s)
             except P2pkvError as error:
                 send.send_nowait({"event": "error", **error.to_dict()})
+            except Exception as error:  # a defect ends this fetch, and not the node with everybody else's
+                logger.exception("a fetch failed for a reason that nobody foresaw")
+                defect = P2pkvError(f"{type(error).__name__} in the daemon", advice="Please report it with the daemon's log.")
+                send.send_nowait({"event": "error", **defect.to_dict()})
             else:
                 send.send_nowait({"event": "report", **_report(report)})
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from p2pkv import Prefill, PrefillReport
+from p2pkv.formats.cid import Cid, Codec
 from tests.support.crafted import Pieces, compute
 from tests.support.llama import build_model, cache_bytes, local_cache, random_tokens
-from tests.support.town import Town, open_town
+from tests.support.town import Daemon, Town, open_town
 
 SHARED = 700
+Ask = Callable[..., Awaitable[PrefillReport]]
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -59,3 +63,25 @@ def expected(model: LlamaForCausalLM, prompt: list[int]) -> bytes:
 def pieces(model: LlamaForCausalLM, document: list[int]) -> Pieces:
     """The document's artifact, unsigned: 12 blocks of 64 KiB and less, 3 nodes."""
     return compute(model, document)
+
+
+@pytest.fixture
+def ask(model: LlamaForCausalLM, prompt: list[int], expected: bytes) -> Ask:
+    """Return a function that lets a daemon prefill, asserts that the answer is right, and returns the report."""
+
+    async def call(consumer: Daemon, **options: Any) -> PrefillReport:
+        prefill: Prefill = await consumer.client.prefill(model, prompt, shared=SHARED, **options)
+        assert cache_bytes(prefill.cache) == expected
+        return prefill.report
+
+    return call
+
+
+async def provide(town: Town, name: str, pieces: Pieces, **options: Any) -> Daemon:
+    provider = await town.start(name, **options)
+    await provider.plant(*pieces.signed())
+    return provider
+
+
+def is_block(cid: Cid) -> bool:
+    return cid.codec is Codec.RAW

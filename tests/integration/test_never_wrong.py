@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
-import trio
 from transformers import LlamaForCausalLM
 
 from p2pkv.artifact.build import Terms
 from p2pkv.client import calls
 from p2pkv.client.publishing import stage_artifact
-from p2pkv.client.report import Prefill, PrefillReport
 from p2pkv.errors import IntegrityError
 from p2pkv.formats.cid import Cid, Codec
 from p2pkv.formats.envelope import Envelope
@@ -22,39 +19,19 @@ from p2pkv.formats.hashing import digest
 from p2pkv.formats.manifest import Tokens
 from p2pkv.formats.segment import Segment
 from p2pkv.keys import encode_tokens
-from p2pkv.ports import Buffer, BulkLane, BulkOffer, BulkReceiver, BulkSender, BulkSink
+from p2pkv.ports import Buffer
 from p2pkv.store.home import HomeLayout
 from p2pkv.store.staging import open_staging
 from p2pkv.store.store import Store
 from p2pkv_node.bulk import TlsBulkLane
-from tests.integration.conftest import SHARED
+from tests.integration.conftest import SHARED, Ask, is_block, provide
 from tests.support.crafted import Pieces
-from tests.support.llama import assert_right, cache_bytes
-from tests.support.proxy import Proxy, open_proxy
+from tests.support.llama import assert_right
 from tests.support.stores import Gate, TamperedStore, block_file, flip, flip_file, tampering
 from tests.support.town import KEY, PUBLISHER, Daemon, Town, in_thread
 
-Ask = Callable[..., Awaitable[PrefillReport]]
 FIRST, MIDDLE, LAST = 0, 4096, -1
 BITS = (FIRST, MIDDLE, LAST)
-
-
-@pytest.fixture
-def ask(model: LlamaForCausalLM, prompt: list[int], expected: bytes) -> Ask:
-    """Return a function that lets a daemon prefill, asserts that the answer is right, and returns the report."""
-
-    async def call(consumer: Daemon, **options: Any) -> PrefillReport:
-        prefill: Prefill = await consumer.client.prefill(model, prompt, shared=SHARED, **options)
-        assert cache_bytes(prefill.cache) == expected
-        return prefill.report
-
-    return call
-
-
-async def provide(town: Town, name: str, pieces: Pieces, **options: Any) -> Daemon:
-    provider = await town.start(name, **options)
-    await provider.plant(*pieces.signed())
-    return provider
 
 
 class Liar:
@@ -70,10 +47,6 @@ class Liar:
             return data
         self.told.open()
         return flip(data, self.bit)
-
-
-def is_block(cid: Cid) -> bool:
-    return cid.codec is Codec.RAW
 
 
 # --- (a), (d): the provider's disk ---------------------------------------------------------------------------------------
@@ -370,82 +343,6 @@ async def test_a_bit_in_the_block_of_token_ids(town: Town, pieces: Pieces, ask: 
     honest = await town.start("honest")
     await honest.plant(*pieces.signed())
     assert (await ask(consumer)).hit_tokens == SHARED
-
-
-# --- (i): the wire --------------------------------------------------------------------------------------------------------
-
-
-async def test_a_bit_in_the_encrypted_stream(town: Town, pieces: Pieces, ask: Ask) -> None:
-    async with open_proxy() as proxy:
-        flipped = threading.Event()
-
-        def strike(cid: Cid, data: bytes) -> bytes:
-            if is_block(cid):
-                proxy.flip_next()
-            return data
-
-        def after_the_strike(cid: Cid, data: bytes) -> bytes:
-            if is_block(cid):
-                assert flipped.wait(20)
-            return data
-
-        far = await provide(town, "far", pieces, serve_from=tampering(strike), announce=(proxy.address,), bulk=False)
-        proxy.target = far.listen_port
-        near = await provide(town, "near", pieces, serve_from=tampering(after_the_strike), bulk=False)
-        # Whoever dials first would choose the way: so the consumer joins through the proxy.
-        consumer = await town.start("consumer", bootstrap=(far.address,), bulk=False)
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(tell_when, lambda: proxy.flipped > 0, flipped)
-            report = await ask(consumer)
-        assert proxy.flipped == 1
-        assert report.hit_tokens == SHARED
-        assert report.blocks_refused == 0  # the cipher caught it before any block was whole
-        assert report.peers_lost == 1
-        assert report.bytes_by_peer[near.peer_id] >= sum(len(pieces.blocks[cid]) for cid in pieces.cids(Codec.RAW))
-
-
-async def tell_when(condition: Callable[[], bool], event: threading.Event) -> None:
-    with trio.fail_after(20):
-        while not condition():  # noqa: ASYNC110 - the proxy is no trio event
-            await trio.sleep(0.002)
-    event.set()
-
-
-class ThroughProxy:
-    """A bulk lane whose offers lead through a proxy."""
-
-    def __init__(self, lane: BulkLane, proxy: Proxy) -> None:
-        self._lane = lane
-        self._proxy = proxy
-
-    def offer(self, peer_id: str, *, want_sender: Callable[[BulkSender], None]) -> BulkOffer | None:
-        offer = self._lane.offer(peer_id, want_sender=want_sender)
-        if offer is None:
-            return None
-        self._proxy.target = offer.port
-        return replace(offer, port=self._proxy.port)
-
-    async def connect(self, host: str, offer: BulkOffer, sink: BulkSink) -> BulkReceiver:
-        return await self._lane.connect(host, offer, sink)
-
-
-async def test_a_bit_in_the_encrypted_bulk_lane(town: Town, pieces: Pieces, ask: Ask) -> None:
-    async with open_proxy() as proxy:
-
-        def strike(cid: Cid, data: bytes) -> bytes:
-            if is_block(cid):
-                proxy.flip_next()
-            return data
-
-        provider = await provide(town, "provider", pieces, serve_from=tampering(strike))
-        assert provider.node.context.bulk is not None
-        provider.node.context.bulk = ThroughProxy(provider.node.context.bulk, proxy)
-        report = await ask(await town.start("consumer"))
-        assert proxy.flipped == 1
-        assert report.hit_tokens == SHARED  # over the stream, once the lane was gone
-        assert report.blocks_refused == 0
-        assert report.peers_dropped == ()
 
 
 def blocks_over_lanes(daemon: Daemon) -> int:
