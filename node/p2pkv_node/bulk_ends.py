@@ -22,7 +22,7 @@ from p2pkv.errors import CidError, PeerUnreachableError, ProtocolError, UsageErr
 from p2pkv.formats.cid import CID_BYTES, Cid
 from p2pkv.limits import MAX_BULK_LANE_BYTES, MAX_CODED_BLOCK_BYTES
 from p2pkv.ports import Buffer, BulkSink
-from p2pkv_node.bulk_tls import TlsConnection
+from p2pkv_node.bulk_tls import TLS_RECORD_BYTES, TlsConnection
 
 logger = logging.getLogger(__name__)
 
@@ -146,9 +146,13 @@ class LaneSender:
         try:
             while sent < MAX_BULK_LANE_BYTES and (item := self._queue.get()) is not None:
                 cid, view = item
-                # Two writes, not one: joining them would copy the block, and TLS cuts it into records of 16 KiB anyway.
-                self._connection.send_all(cid.binary + len(view).to_bytes(_LENGTH_BYTES, "big"))
-                self._connection.send_all(view)
+                # The header rides in the first TLS record: a record of its own would wake the receiver once more, and
+                # joining it with the whole block would copy the block.
+                header = cid.binary + len(view).to_bytes(_LENGTH_BYTES, "big")
+                first = TLS_RECORD_BYTES - len(header)
+                self._connection.send_all(header + view[:first])
+                if len(view) > first:
+                    self._connection.send_all(view[first:])
                 self._counters.add(blocks_sent=1, bytes_sent=len(view))
                 sent += len(view)
                 self._release(len(view))

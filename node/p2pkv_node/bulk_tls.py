@@ -34,6 +34,9 @@ from p2pkv.ports import Buffer
 
 _T = TypeVar("_T")
 
+# The plain text of one TLS record is at most 2^14 bytes (RFC 8446, section 5.1).
+TLS_RECORD_BYTES: Final = 1 << 14
+
 # X.509 wants dates; nobody checks them here. "99991231235959Z" is RFC 5280's form of "never expires".
 _NOT_BEFORE: Final = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
 _NOT_AFTER: Final = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)

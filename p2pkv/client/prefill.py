@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class PrefillJob:
-    """One call of ``prefill``. Send :meth:`call`, :meth:`confirm`, feed each event to :meth:`handle`, take :meth:`finish`.
+    """One call of ``prefill``. Send :meth:`call`, :meth:`prepare`, feed each event to :meth:`handle`, take :meth:`finish`.
 
     Raises ModelUnsupportedError and UsageError at construction, for a model or prompt that cannot be prefilled canonically.
     """
@@ -56,9 +56,11 @@ class PrefillJob:
         self._geometry = hf.geometry(model)
         last = hf.last_model_id(model)
         self._model_id = last if last is not None else hf.model_id_of(model)
-        self._confirmed = last is None
+        self._assumed = last is not None
+        self._prepared = False
         self._artifact: Artifact | None = None
         self._buffer: hf.KVBuffer | None = None
+        self._spare: hf.KVBuffer | None = None
         self._written: set[int] = set()
         self._fetched: dict[str, Any] = {}
         self._miss: str | None = None
@@ -76,22 +78,25 @@ class PrefillJob:
         }
         return Call("POST", "/v1/fetch", body)
 
-    def confirm(self) -> None:
-        """Look whether the model is still the one that was identified before. Blocking; no byte is injected before it.
+    def prepare(self) -> None:
+        """Look whether the model is still the one that was identified before, and make room. Blocking.
 
-        Reading all weights takes as long as a look-up does, so it is done while the daemon looks up.
+        No byte is injected before it. Reading all weights takes as long as a look-up does, so it is done meanwhile.
         """
-        if not self._confirmed:
-            found = self._hf.model_id_of(self._model)
-            if found != self._model_id:
-                self._model_id = found  # what the daemon finds for the former id is refused by check_model
-            self._confirmed = True
+        if self._prepared:
+            return
+        self._prepared = True
+        if self._assumed:
+            self._model_id = self._hf.model_id_of(self._model)  # what is found for another id is refused by check_model
             self._mark("identified_s")
+        if self._shared is not None:
+            self._spare = self._hf.KVBuffer.for_model(self._model, self._shared)  # a hit mostly ends there
+            self._spare.touch()
 
     def handle(self, event: dict[str, Any]) -> None:
         """Work one event in: blocking, since it reads files and copies tensors."""
         try:
-            self.confirm()
+            self.prepare()
             match event["event"]:
                 case "matched":
                     self._open(Cid.parse(event["manifest"]))
@@ -118,7 +123,7 @@ class PrefillJob:
     def finish(self) -> Prefill:
         """Compute what was not loaded, but for the last step, and return the cache."""
         hf, model = self._hf, self._model
-        self.confirm()
+        self.prepare()
         hit = self._buffer.filled_tokens if self._buffer is not None else 0
         shared = self._shared
         if hit and self._artifact is not None and hit == len(self._artifact.token_ids):
@@ -154,7 +159,9 @@ class PrefillJob:
         hit = artifact.usable_prefix(self._token_ids, self._shared)
         if hit:
             self._artifact = artifact
-            self._buffer = self._hf.KVBuffer.for_model(self._model, hit)
+            spare, self._spare = self._spare, None
+            fits = spare is not None and spare.tokens == hit
+            self._buffer = spare if fits else self._hf.KVBuffer.for_model(self._model, hit)
             self._mark("matched_s")
 
     def _inject(self, index: int) -> None:

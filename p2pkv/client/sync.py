@@ -76,7 +76,7 @@ class Client:
         job = PrefillJob(model, token_ids, home=self.home, shared=shared, patience_s=patience_s)
         for _ in range(2):  # a second time only for a block that rotted between the daemon's check and ours
             try:
-                for event in self._stream(job.call(), meanwhile=job.confirm):
+                for event in self._stream(job.call(), meanwhile=job.prepare):
                     job.handle(event)
                     on_event(event)
             except P2pkvError as error:

@@ -299,11 +299,13 @@ class Fetch:
 
     async def _intact(self, cids: Sequence[Cid]) -> set[Cid]:
         """Return those of ``cids`` that are in the store and still have their hash."""
-        read = self._context.store.read
+        store = self._context.store
 
         def intact(cid: Cid) -> bool:
+            if not store.has(cid):
+                return False
             try:
-                read(cid)
+                store.read(cid)
             except (NotFoundError, IntegrityError):
                 return False
             return True

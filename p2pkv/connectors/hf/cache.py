@@ -107,6 +107,11 @@ class KVBuffer:
         """Return an empty buffer for ``tokens`` tokens of ``model``. Raises ModelUnsupportedError."""
         return cls(geometry(model), tokens, pin_memory=model.device.type == "cuda")
 
+    def touch(self) -> None:
+        """Have the memory in place before the first block comes: fresh pages cost as much as the copying does."""
+        for tensor in (*self._keys, *self._values):
+            bits(tensor).numpy().fill(0)
+
     @property
     def filled_tokens(self) -> int:
         """How many tokens from the front are there in every layer."""
