@@ -174,28 +174,38 @@ async def _fetch_events(node: Node, target: Target, patience_s: float) -> AsyncI
     """Yield the events of one fetch. The task lives in a nursery of the node's, so that no scope is open around a yield."""
     send, receive = trio.open_memory_channel[dict[str, Any]](math.inf)
 
+    delivered = False
+
     def emit(event: FetchEvent) -> None:
-        send.send_nowait(_event(event))
+        if not delivered:
+            send.send_nowait(_event(event))
+
+    def deliver(report: FetchReport) -> None:
+        nonlocal delivered
+        send.send_nowait({"event": "report", **_report(report)})
+        delivered = True
+        send.close()  # ends the answer; the fetch closes its streams a little later
 
     async def run() -> None:
         with send:
             try:
-                report = await node.fetch(target, emit, patience_s)
+                await node.fetch(target, emit, patience_s, deliver)
             except P2pkvError as error:
-                send.send_nowait({"event": "error", **error.to_dict()})
+                if not delivered:
+                    send.send_nowait({"event": "error", **error.to_dict()})
             except Exception as error:  # a defect ends this fetch, and not the node with everybody else's
                 logger.exception("a fetch failed for a reason that nobody foresaw")
                 defect = P2pkvError(f"{type(error).__name__} in the daemon", advice="Please report it with the daemon's log.")
-                send.send_nowait({"event": "error", **defect.to_dict()})
-            else:
-                send.send_nowait({"event": "report", **_report(report)})
+                if not delivered:
+                    send.send_nowait({"event": "error", **defect.to_dict()})
 
     scope = node.background(run)
     try:
         async for event in receive:
             yield b"data: " + json.dumps(event, separators=(",", ":")).encode() + b"\n\n"
     finally:
-        scope.cancel()  # the client went away: what arrived is kept, and the next fetch resumes
+        if not delivered:
+            scope.cancel()  # the client went away: what arrived is kept, and the next fetch resumes
 
 
 def _target(body: dict[str, Any]) -> Target:

@@ -36,7 +36,8 @@ from p2pkv_node.network import Libp2pNetwork, open_network
 logger = logging.getLogger(__name__)
 
 # The program that waited for the fetch computes its first token now: it gets the machine first.
-_AFTER_FETCH_S = 3.0
+_LINGER_S = 1.0
+_AFTER_FETCH_S = 2.0  # and announcing comes after that
 
 
 class Node:
@@ -63,11 +64,17 @@ class Node:
         self.started = time.time()
         self.fetches = 0
 
-    async def fetch(self, target: Target, emit: Callable[[FetchEvent], None], patience_s: float) -> FetchReport:
+    async def fetch(
+        self,
+        target: Target,
+        emit: Callable[[FetchEvent], None],
+        patience_s: float,
+        deliver: Callable[[FetchReport], None] = lambda report: None,
+    ) -> FetchReport:
         """Fetch ``target``; a whole artifact that was fetched is announced where the node is a mirror. See Fetch.run."""
         self.fetches += 1
         try:
-            report = await Fetch(self.context, target, emit).run(patience_s)
+            report = await Fetch(self.context, target, emit).run(patience_s, deliver=deliver, linger_s=_LINGER_S)
         finally:
             self.fetches -= 1
         artifact = report.artifact

@@ -65,27 +65,40 @@ class Fetch:
         self._shown = 0.0
         self._times: dict[str, float] = {}
 
-    async def run(self, patience_s: float) -> FetchReport:
+    async def run(
+        self, patience_s: float, *, deliver: Callable[[FetchReport], None] = lambda report: None, linger_s: float = 0.0
+    ) -> FetchReport:
         """Fetch until done, out of providers, or ``patience_s`` seconds have passed; the report says how far it came.
+
+        ``deliver`` gets the report as soon as it is known. The streams are closed ``linger_s`` later: whoever waited for the
+        report computes now, and closing costs every peer some work.
 
         A prompt target never raises for what peers or publishers do. A manifest target raises NotFoundError,
         FetchIncompleteError, or why the manifest was refused. Both raise DiskFullError or StoreError of our own disk.
         """
         try:
-            with trio.move_on_after(patience_s) as patience:
-                async with trio.open_nursery() as nursery:
-                    self._pool = ProviderPool(self._context, nursery, self, self._target.query_keys)
+            async with trio.open_nursery() as nursery:
+                self._pool = ProviderPool(self._context, nursery, self, self._target.query_keys)
+                with trio.move_on_after(patience_s):
                     await self._start()
                     while not await self._step():
                         await self._wait()
-                    nursery.cancel_scope.cancel()
+                report = await self._conclude(patience_s)
+                deliver(report)
+                if self._pool.providers:
+                    await trio.sleep(linger_s)
+                nursery.cancel_scope.cancel()
         except* P2pkvError as group:
             raise first_error(group) from None
+        return report
+
+    async def _conclude(self, patience_s: float) -> FetchReport:
+        """Commit what is here, and say how far it came."""
         report = self._report()
         if self._assembly is not None:
             held = frozenset(self._assembly.held())
             await self._context.offload(lambda: self._context.catalog.add_artifact(self._artifact, held))
-        elif patience.cancelled_caught and isinstance(self._target, ManifestTarget):
+        elif isinstance(self._target, ManifestTarget):
             raise NotFoundError(f"{self._target.manifest} was not found within {patience_s:.0f} s")
         if isinstance(self._target, ManifestTarget) and report.hit_tokens < self._artifact.manifest.tokens.count:
             raise FetchIncompleteError(f"{report.segments} of {len(self._artifact.manifest.segments)} segments are here")
