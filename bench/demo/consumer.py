@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreT
 from p2pkv.client.sync import Client
 from p2pkv.connectors.hf import api as hf
 
-QUESTION = "\n\nQuestion: How old must a person be to become a Senator?\nAnswer:"
+QUESTION = "\n\nQuestion: What does this document establish?\nAnswer:"
 NEW_TOKENS = 64
 
 
