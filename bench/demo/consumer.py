@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
 
 from p2pkv.client.sync import Client
 from p2pkv.connectors.hf import api as hf
@@ -109,6 +110,7 @@ def main() -> None:
     parser.add_argument("--dtype", required=True, choices=["bfloat16", "float32"])
     parser.add_argument("--kill", type=int, help="process to kill when the first segment is here")
     options = parser.parse_args()
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # its bars would end up in the demo's output
     victim = options.kill
 
     def on_event(event: dict[str, Any]) -> None:
