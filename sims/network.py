@@ -15,6 +15,7 @@ import trio
 
 from p2pkv.errors import P2pkvError, PeerUnreachableError
 from p2pkv.ports import Buffer, Channel, PeerAddress, PeerId
+from p2pkv.swarm.background import open_background
 from p2pkv.units import KIB
 
 logger = logging.getLogger(__name__)
@@ -45,16 +46,8 @@ class World:
 @asynccontextmanager
 async def open_world() -> AsyncIterator[World]:
     """Yield an empty world; leaving ends all its nodes."""
-    failure: Exception | None = None
-    async with trio.open_nursery() as nursery:
-        # An error of the body is carried around the nursery, which would wrap it in a group.
-        try:
-            yield World(nursery)
-        except Exception as error:
-            failure = error
-        nursery.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
+    async with open_background() as nursery:
+        yield World(nursery)
 
 
 class MemoryNetwork:

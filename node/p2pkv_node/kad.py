@@ -34,6 +34,7 @@ from p2pkv.limits import (
     MAX_PROVIDERS_PER_LOOKUP,
 )
 from p2pkv.ports import PeerAddress, PeerId
+from p2pkv.swarm.background import open_background
 from p2pkv_node.kad_client import KAD_PROTOCOL, KadClient
 from p2pkv_node.libp2p_errors import translated
 from p2pkv_node.network import Libp2pNetwork, parse_peer_address, parse_peer_id
@@ -254,14 +255,6 @@ async def open_routing(network: Libp2pNetwork, bootstrap: Sequence[str] = ()) ->
         parse_peer_address(address)
     routing = KadRouting(network)
     await routing.join(bootstrap)
-    failure: Exception | None = None
-    async with trio.open_nursery() as nursery:
+    async with open_background() as nursery:
         nursery.start_soon(routing.maintain, tuple(bootstrap))
-        # An error of the body is carried around the nursery, which would wrap it in a group.
-        try:
-            yield routing
-        except Exception as error:
-            failure = error
-        nursery.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
+        yield routing
