@@ -38,6 +38,7 @@ from p2pkv.limits import (
     MAX_STREAMS_PER_PEER,
 )
 from p2pkv.ports import BulkOffer, BulkReceiver, BulkSender, BulkSink, PeerId
+from p2pkv.swarm.background import open_background
 from p2pkv_node.bulk_ends import BulkCounters, BulkStatistics, LaneReceiver, LaneSender
 from p2pkv_node.bulk_tls import TlsConnection, TlsIdentity, client_context, make_identity
 
@@ -113,26 +114,18 @@ class TlsBulkLane:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Self]:
         """Serve inside the ``async with``; at its end every lane, thread and socket is closed. Raises ListenError."""
-        failure: Exception | None = None
         with contextlib.ExitStack() as stack:
             if self._settings.host is not None:
                 self._identity = make_identity()
                 self._listener = stack.enter_context(_listen(self._settings.host, self._settings.port))
             try:
-                async with trio.open_nursery() as self._nursery:
+                async with open_background() as self._nursery:
                     if self._identity is not None and self._listener is not None:
                         self._nursery.start_soon(self._accept, self._listener, self._identity.context)
-                    # An error of the body is carried around the nursery, which would wrap it in a group.
-                    try:
-                        yield self
-                    except Exception as error:
-                        failure = error
-                    self._nursery.cancel_scope.cancel()
+                    yield self
             finally:
                 self._nursery = self._listener = self._identity = None
                 self._pending.clear()
-        if failure is not None:
-            raise failure
 
     # --- provider --------------------------------------------------------------------------------------------------------
 

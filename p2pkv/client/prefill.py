@@ -123,7 +123,7 @@ class PrefillJob:
     def finish(self) -> Prefill:
         """Compute what was not loaded, but for the last step, and return the cache."""
         hf, model = self._hf, self._model
-        self.prepare()
+        self._spare = None  # a miss needs no room
         hit = self._buffer.filled_tokens if self._buffer is not None else 0
         shared = self._shared
         if hit and self._artifact is not None and hit == len(self._artifact.token_ids):
