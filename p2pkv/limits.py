@@ -140,6 +140,10 @@ MAX_BULK_QUEUE_BYTES: Final = 2 * MIB
 MAX_BULK_LANE_BYTES: Final = 256 * GIB
 
 # --- store -------------------------------------------------------------------------------------------------------------
+# A store of 100 GB has 400 packs, which a start opens in a blink; one that is mostly dead is soon rewritten.
+MAX_PACK_BYTES: Final = 256 * MIB
+# What an idle node brings nearer at once, between two looks at whether it is still idle.
+READY_STEP_BYTES: Final = 4 * MIB
 # The shortest `sun_path` of the platforms we run on has 104 bytes, the closing zero included.
 MAX_SOCKET_PATH_BYTES: Final = 103
 # Some 10,000 publishers with notes; nobody keeps more by hand, and the file is read whole.

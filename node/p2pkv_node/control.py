@@ -10,7 +10,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import asdict
 from functools import partial
@@ -30,7 +30,9 @@ from p2pkv.formats.did import decode_did
 from p2pkv.formats.hashing import DIGEST_BYTES
 from p2pkv.formats.tensors import Dtype
 from p2pkv.limits import MAX_REQUEST_BYTES, MAX_TEXT_BYTES, MAX_TOKENS
+from p2pkv.store.blocks import Location
 from p2pkv.store.index import StoredArtifact
+from p2pkv.store.store import Store
 from p2pkv.swarm.context import in_thread
 from p2pkv.swarm.report import FetchEvent, FetchReport, Matched, Progress, SegmentReady
 from p2pkv.swarm.target import ManifestTarget, PromptTarget, Target
@@ -178,7 +180,7 @@ async def _fetch_events(node: Node, target: Target, patience_s: float) -> AsyncI
 
     def emit(event: FetchEvent) -> None:
         if not delivered:
-            send.send_nowait(_event(event))
+            send.send_nowait(_event(event, node.store))
 
     def deliver(report: FetchReport) -> None:
         nonlocal delivered
@@ -226,14 +228,21 @@ def _target(body: dict[str, Any]) -> Target:
     return PromptTarget(model_id, dtype, tuple(tokens), shared)
 
 
-def _event(event: FetchEvent) -> dict[str, Any]:
+def _event(event: FetchEvent, store: Store) -> dict[str, Any]:
     match event:
         case Progress():
             return {"event": "progress", **asdict(event)}
         case Matched(artifact, hit_tokens, segments):
-            return {"event": "matched", "manifest": str(artifact.cid), "hit_tokens": hit_tokens, "segments": segments}
-        case SegmentReady(index):
-            return {"event": "segment", "index": index}
+            cids = [artifact.cid] if artifact.manifest.tokens.cid is None else [artifact.cid, artifact.manifest.tokens.cid]
+            body = {"manifest": str(artifact.cid), "hit_tokens": hit_tokens, "segments": segments}
+            return {"event": "matched", **body, "blocks": _located(cids, store)}
+        case SegmentReady(index, blocks):
+            return {"event": "segment", "index": index, "blocks": _located(blocks, store)}
+
+
+def _located(cids: Sequence[Cid], store: Store) -> dict[str, Location | None]:
+    """Return where the client finds blocks: no tensor goes through HTTP."""
+    return {str(cid): store.locate(cid) for cid in cids}
 
 
 def _report(report: FetchReport) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import trio
 
 from p2pkv import __version__
 from p2pkv.artifact.read import Artifact, open_artifact
-from p2pkv.errors import NotFoundError
+from p2pkv.errors import NotFoundError, StoreError
 from p2pkv.formats.cid import Cid
 from p2pkv.formats.envelope import Envelope
 from p2pkv.ports import BlockStore
@@ -38,6 +38,9 @@ logger = logging.getLogger(__name__)
 # The program that waited for the fetch computes its first token now: it gets the machine first.
 _LINGER_S = 1.0
 _AFTER_FETCH_S = 2.0  # and announcing comes after that
+# A node that had nothing to fetch for this long makes its store ready for the next, in small steps.
+_IDLE_S = 2.0
+_READY_PAUSE_S = 0.02
 
 
 class Node:
@@ -108,6 +111,16 @@ class Node:
         self._nursery.start_soon(run)
         return scope
 
+    async def keep_ready(self) -> None:
+        """Make the store ready for the next fetch whenever there is none."""
+        while True:
+            await trio.sleep(_IDLE_S)
+            try:
+                while not self.fetches and await in_thread(self.store.blocks.make_ready):
+                    await trio.sleep(_READY_PAUSE_S)
+            except StoreError as error:  # whoever stores a block is told, and this was for speed only
+                logger.info("the store could not be made ready: %s", error)
+
     async def announce_stored(self) -> None:
         """Announce every whole artifact that is stored, as after a restart."""
         for row in await in_thread(self.store.index.artifacts):
@@ -171,6 +184,7 @@ async def open_node(
         context.gained = node.server.gained
         network.set_channel_handler(node.server.serve)
         nursery.start_soon(node.announcer.run)
+        nursery.start_soon(node.keep_ready)
         await node.announce_stored()
         yield node
 

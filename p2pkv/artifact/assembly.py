@@ -25,6 +25,7 @@ class Assembly:
         self.done_bytes = 0
         self._nodes = {cid: index for index, cid in enumerate(artifact.manifest.segments[: self.segment_count])}
         self._missing: list[set[Cid] | None] = [None] * self.segment_count
+        self._blocks: dict[int, tuple[Cid, ...]] = {}
         self._waiting: dict[Cid, list[int]] = {}  # missing block -> the segments that hold it
         self._sizes: dict[Cid, int] = {}
 
@@ -46,6 +47,7 @@ class Assembly:
         refs = list(segment.blocks())
         sizes = {ref.cid: ref.size for ref in refs}  # layers with equal bytes share a block
         self._missing[index] = set(sizes)
+        self._blocks[index] = (cid, *sizes)
         for block, size in sizes.items():
             self._waiting.setdefault(block, []).append(index)
             if block not in self._sizes:
@@ -65,6 +67,10 @@ class Assembly:
                 completed.append(index)
         self.done_bytes += self._sizes.pop(cid, 0)
         return completed
+
+    def blocks(self, index: int) -> tuple[Cid, ...]:
+        """Return the node of a segment that was added, and its blocks, each once."""
+        return self._blocks[index]
 
     def is_complete(self, index: int) -> bool:
         return self._missing[index] is not None and not self._missing[index]

@@ -28,7 +28,7 @@ from p2pkv.formats.envelope import Envelope
 from p2pkv.formats.manifest import Manifest
 from p2pkv.formats.tensors import LayerGeometry, layer_bytes
 from p2pkv.limits import MAX_NODE_BYTES
-from p2pkv.store.blocks import BlockFiles
+from p2pkv.store.blocks import StoredBlocks
 from p2pkv.store.files import os_errors
 from p2pkv.store.home import HomeLayout
 from p2pkv.store.trust_file import TrustFile
@@ -42,7 +42,7 @@ class Source:
 
     cid: Cid
     envelope: bytes
-    blocks: BlockFiles | None
+    blocks: StoredBlocks | None
     stored: bool  # it was named by CID and found in the home, so its blocks are expected there
 
 
@@ -52,7 +52,7 @@ def open_source(argument: str, home: Path) -> Source:
     Raises UsageError where it is neither, NotFoundError for a CID that is not stored, FormatError, IntegrityError, StoreError.
     """
     folder = HomeLayout(home).blocks
-    blocks = BlockFiles(folder) if folder.is_dir() else None
+    blocks = StoredBlocks(folder) if folder.is_dir() else None
     path = Path(argument)
     if path.is_file():
         with os_errors(f"read {path}"), path.open("rb") as file:
@@ -154,7 +154,7 @@ def _open_tokens(source: Source, manifest: Manifest) -> Artifact | None:
     return open_manifest(source.cid, manifest, source.blocks.read(cid))
 
 
-def _check_blocks(artifact: Artifact, blocks: BlockFiles, verdict: Verdict, on_segment: Callable[[int, int], None]) -> None:
+def _check_blocks(artifact: Artifact, blocks: StoredBlocks, verdict: Verdict, on_segment: Callable[[int, int], None]) -> None:
     nodes = artifact.manifest.segments
     for index, node in enumerate(nodes):
         before = len(verdict.faults) + verdict.missing
@@ -169,7 +169,7 @@ def _check_blocks(artifact: Artifact, blocks: BlockFiles, verdict: Verdict, on_s
         verdict.blocks += 1
         for ref in segment.blocks():
             try:
-                data = blocks.read_mapped(ref.cid)
+                data = memoryview(blocks.read(ref.cid))
                 decode_block(ref, segment.codec, data)
             except NotFoundError:
                 verdict.missing += 1

@@ -12,6 +12,8 @@ import httpx
 
 from p2pkv.errors import DaemonUnreachableError, P2pkvError, error_from_dict
 from p2pkv.formats.cid import Cid
+from p2pkv.limits import MAX_CODED_BLOCK_BYTES
+from p2pkv.store.blocks import Location, is_pack
 from p2pkv.store.home import HomeLayout
 
 # The host is no host: the transport goes to the daemon's unix socket.
@@ -91,11 +93,30 @@ def read_event(line: str) -> dict[str, Any] | None:
     match event:
         case {"event": "error"}:
             raise error_from_dict(event)
-        case {"event": "matched", "manifest": str()} | {"event": "report" | "progress"}:
+        case {"event": "report" | "progress"}:
             return event
-        case {"event": "segment", "index": int(index)} if index >= 0:
+        case {"event": "matched", "manifest": str(), "blocks": dict()}:
+            return event
+        case {"event": "segment", "index": int(index), "blocks": dict()} if index >= 0:
             return event
     raise DaemonUnreachableError(f"the daemon sent an event that is none: {line[:80]!r}", advice=_SAME_VERSION)
+
+
+def read_locations(event: Mapping[str, Any]) -> dict[str, Location]:
+    """Return where the blocks of an event lie, by CID text; what the daemon could not locate is left out.
+
+    Raises DaemonUnreachableError for what is no location in its folder of blocks.
+    """
+    found: dict[str, Location] = {}
+    for cid, location in event["blocks"].items():
+        match location:
+            case None:
+                continue
+            case [str(file), int(offset), int(size)] if offset >= 0 and 0 <= size <= MAX_CODED_BLOCK_BYTES and is_pack(file):
+                found[cid] = Location(file, offset, size)
+            case _:
+                raise DaemonUnreachableError(f"the daemon located a block at {str(location)[:80]}", advice=_SAME_VERSION)
+    return found
 
 
 def unreachable(error: httpx.TransportError, home: Path) -> P2pkvError:

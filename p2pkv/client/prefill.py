@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from p2pkv.artifact.read import Artifact, check_model, decode_block, open_manifest
-from p2pkv.client.calls import Call
+from p2pkv.client.calls import Call, read_locations
 from p2pkv.client.report import Prefill, PrefillReport
 from p2pkv.errors import CacheMismatchError, IntegrityError, NotFoundError, P2pkvError, UsageError
 from p2pkv.formats.cid import Cid
 from p2pkv.formats.envelope import Envelope
 from p2pkv.keys import encode_tokens
-from p2pkv.store.blocks import BlockFiles
+from p2pkv.limits import MAX_CODED_BLOCK_BYTES
+from p2pkv.store.blocks import Location, damaged, read_located
 from p2pkv.store.home import HomeLayout
 
 if TYPE_CHECKING:
@@ -52,7 +53,10 @@ class PrefillJob:
         self._token_ids = tuple(token_ids)
         self._shared = None if shared == len(token_ids) else shared
         self._patience_s = patience_s
-        self._blocks = BlockFiles(HomeLayout(home).blocks)
+        self._folder = HomeLayout(home).blocks
+        self._located: dict[str, Location] = {}
+        # Each block is read into the same memory, hashed there and copied from there, while it is in the processor's cache.
+        self._block = memoryview(bytearray(MAX_CODED_BLOCK_BYTES))
         self._geometry = hf.geometry(model)
         last = hf.last_model_id(model)
         self._model_id = last if last is not None else hf.model_id_of(model)
@@ -99,8 +103,10 @@ class PrefillJob:
             self.prepare()
             match event["event"]:
                 case "matched":
+                    self._located |= read_locations(event)
                     self._open(Cid.parse(event["manifest"]))
                 case "segment":
+                    self._located |= read_locations(event)
                     self._inject(event["index"])
                 case "report":
                     self._fetched = event
@@ -150,11 +156,11 @@ class PrefillJob:
             return
         self._artifact = self._buffer = None
         self._written.clear()
-        manifest = Envelope.decode(self._blocks.read(cid)).open()
+        manifest = Envelope.decode(bytes(self._read(cid))).open()
         check_model(manifest, self._model_id, self._geometry.dtype)
         if manifest.layers != self._geometry.layers:
             raise CacheMismatchError(f"the layers of {manifest.model_name[:64]!r} are not those of this model")
-        token_block = self._blocks.read(manifest.tokens.cid) if manifest.tokens.cid is not None else None
+        token_block = bytes(self._read(manifest.tokens.cid)) if manifest.tokens.cid is not None else None
         artifact = open_manifest(cid, manifest, token_block)
         hit = artifact.usable_prefix(self._token_ids, self._shared)
         if hit:
@@ -171,15 +177,25 @@ class PrefillJob:
             return
         if index >= len(artifact.manifest.segments):
             raise CacheMismatchError(f"there is no segment {index} in {artifact.cid}")
-        segment = artifact.open_segment(index, self._blocks.read(artifact.manifest.segments[index]))
+        segment = artifact.open_segment(index, bytes(self._read(artifact.manifest.segments[index])))
         if segment.end > buffer.tokens:
             raise CacheMismatchError(f"segment {index} goes beyond the {buffer.tokens} tokens that the prompt shares")
         for layer, blocks in enumerate(segment.layers):
             for block in blocks:
-                data = decode_block(block, segment.codec, self._blocks.read_mapped(block.cid))
+                data = decode_block(block, segment.codec, self._read(block.cid))
                 buffer.write(layer, block.part, segment.start, segment.end, data)
         self._written.add(index)
         self._mark("first_segment_s")
+
+    def _read(self, cid: Cid) -> memoryview:
+        """Return the verified bytes of a block, good until the next call. Raises NotFoundError, IntegrityError, StoreError."""
+        location = self._located.get(str(cid))
+        if location is None:
+            raise NotFoundError(f"the daemon does not have block {cid} any more", advice="It is fetched again.")
+        data = read_located(self._folder, location, self._block)
+        if not cid.matches(data):
+            raise damaged(cid)
+        return data
 
     # --- telling -------------------------------------------------------------------------------------------------------
 

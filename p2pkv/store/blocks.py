@@ -1,239 +1,306 @@
-"""Block files: one file per CID, found by its name and trusted only after its hash.
+"""Blocks on disk: a folder of packs (``pack``), an index of them in memory, and no byte trusted before its hash.
 
-A block appears under its name at once and whole (written in ``tmp/``, then renamed), and is never changed in place. It is not
-synced unless asked: after a power cut a torn file fails its hash. A file that fails is removed, so that it is fetched again.
-Folders are named by the last character of a CID's text but one: the first ones are the same in all CIDs, and the last
-carries three bits only. 32 folders keep a million blocks at 31,000 files each, and cost a fresh store little.
+A block that is written is appended to the current pack. It is not synced unless asked: after a power cut a torn block fails
+its hash. A block that fails is forgotten and marked in its pack, so that it is fetched again. Later packs and records win over
+earlier ones of the same block.
+
+Blocks are read with ``pread`` into memory of the caller's. Mapping them would spare a copy that costs less than the page
+faults of the mapping, and a file that is cut off under a mapping ends the process that looks at it.
 """
 
 from __future__ import annotations
 
-import itertools
-import mmap
 import os
-import secrets
-import sys
+import re
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from p2pkv.errors import IntegrityError, NotFoundError, UsageError
 from p2pkv.formats.cid import Cid
-from p2pkv.limits import MAX_CODED_BLOCK_BYTES
+from p2pkv.limits import MAX_CODED_BLOCK_BYTES, MAX_PACK_BYTES
 from p2pkv.ports import Buffer
-from p2pkv.store.files import Write, os_errors, read_up_to, sync_paths, write_new
+from p2pkv.store.files import os_errors, sync_paths
+from p2pkv.store.pack import Contents, PackWriter, Record, Write, bury, read_contents, seal
 
-_TEMP: Final = "tmp"
-# One call maps all pages of a block; without it each page costs a fault.
-_MAP_FLAGS: Final = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+_PACK_NAME: Final = re.compile(r"[0-9]{8,}\.pack")
+
+
+class Location(NamedTuple):
+    """Where a block lies: ``size`` bytes from ``offset`` of the pack ``file``, a name in the folder of blocks."""
+
+    file: str
+    offset: int
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
 class BlockTotals:
-    """Files and bytes on disk, and damaged files that reading found and removed since the store was opened."""
+    """Blocks here and their bytes, and damaged blocks that reading found since the store was opened."""
 
     blocks: int
     bytes: int
     damaged: int
 
 
-class BlockFiles:
-    """The blocks under ``folder``. Every method may be called from any thread."""
+def read_located(folder: Path | str, location: Location, buffer: memoryview) -> memoryview:
+    """Read the bytes at ``location`` into the front of ``buffer`` and return them, unverified.
 
-    def __init__(self, folder: Path, *, write: Write = os.write) -> None:
-        self._folder = os.fspath(folder)
-        self._temp = f"{self._folder}/{_TEMP}"
-        self._temp_prefix = f"{self._temp}/{secrets.token_hex(4)}-"
-        self._temp_numbers = itertools.count()
-        self._write = write
-        self._lock = threading.Lock()  # held while a name changes its file, so that totals and removals stay exact
-        self._counted: tuple[int, int] | None = None  # files and bytes, once somebody asked
-        self._damaged = 0
-        with os_errors(f"create {self._temp}"):
-            os.makedirs(self._temp, mode=0o700, exist_ok=True)
+    Fewer than ``location.size`` come where the file ends early. Raises UsageError for a buffer that is too short,
+    NotFoundError where the file is gone, StoreError.
+    """
+    if location.size > len(buffer):
+        raise UsageError(f"a block of {location.size} bytes does not fit a buffer of {len(buffer)}")
+    with _opened(folder, location) as descriptor:
+        filled = os.preadv(descriptor, [buffer[: location.size]], location.offset)
+        while filled < location.size:
+            count = os.preadv(descriptor, [buffer[filled : location.size]], location.offset + filled)
+            if count == 0:
+                break
+            filled += count
+        return buffer[:filled]
 
-    def path(self, cid: Cid) -> str:
-        """Return where the block of ``cid`` lies, or would lie."""
-        text = str(cid)
-        return f"{self._folder}/{text[-2]}/{text}"
+
+def damaged(cid: Cid) -> IntegrityError:
+    """Return what to raise for a block whose bytes on this machine's disk do not have its hash."""
+    return IntegrityError(
+        f"block {cid} is damaged on this machine's disk", advice="It is fetched again; if this repeats, check the disk."
+    )
+
+
+def is_pack(name: str) -> bool:
+    """Return whether ``name`` is what a pack in the folder of blocks is called, so that it leads nowhere else."""
+    return _PACK_NAME.fullmatch(name) is not None
+
+
+class StoredBlocks:
+    """The blocks under ``folder`` as they lie when this is made; any thread may read them. Raises StoreError."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = os.fspath(folder)
+        self._index: dict[bytes, Location] = {}
+        with os_errors(f"read the packs in {folder}"):
+            self._load()
 
     def has(self, cid: Cid) -> bool:
-        """Return whether there is a file of that name; only reading tells whether it is intact."""
-        return os.path.exists(self.path(cid))
+        """Return whether the block is here; only reading tells whether it is intact."""
+        return cid.binary in self._index
+
+    def locate(self, cid: Cid) -> Location | None:
+        """Return where the block lies, ``None`` where it is not here."""
+        return self._index.get(cid.binary)
 
     def size(self, cid: Cid) -> int:
-        """Return the bytes of the file. Raises NotFoundError, StoreError."""
-        with self._file_errors(cid):
-            return os.stat(self.path(cid)).st_size
-
-    def write(self, cid: Cid, data: Buffer, *, durable: bool = False) -> None:
-        """Store bytes that the caller has verified against ``cid``; a file that is there is replaced.
-
-        Raises DiskFullError, StoreError; UsageError for more than MAX_CODED_BLOCK_BYTES.
-        """
-        size = memoryview(data).nbytes
-        if size > MAX_CODED_BLOCK_BYTES:
-            raise UsageError(f"a block of {size} bytes exceeds {MAX_CODED_BLOCK_BYTES}")
-        with os_errors(f"store block {cid}"):
-            temp = f"{self._temp_prefix}{next(self._temp_numbers)}"
-            write_new(temp, data, write=self._write)
-            try:
-                self.install(temp, cid, size)
-            except BaseException:
-                os.unlink(temp)
-                raise
-        if durable:
-            self.sync([cid])
-
-    def install(self, path: str, cid: Cid, size: int) -> None:
-        """Move the verified file ``path`` of ``size`` bytes, on the same file system, to its place. Raises OSError."""
-        target = self.path(cid)
-        with self._lock:
-            replaced = None if self._counted is None else _size_or_none(target)
-            try:
-                os.replace(path, target)
-            except FileNotFoundError:
-                os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
-                os.replace(path, target)
-            if replaced is None:
-                self._count(1, size)
-            else:
-                self._count(0, size - replaced)
-
-    def sync(self, cids: Iterable[Cid]) -> None:
-        """Make stored blocks durable: the files first, then the folders that name them. Raises DiskFullError, StoreError."""
-        known = list(cids)
-        with os_errors("sync blocks to the disk"):
-            sync_paths(map(self.path, known))
-        self.sync_names(known)
-
-    def sync_names(self, cids: Iterable[Cid]) -> None:
-        """Make the names of blocks durable, whose files were synced already. Raises DiskFullError, StoreError."""
-        with os_errors("sync folders of blocks to the disk"):
-            sync_paths({os.path.dirname(self.path(cid)) for cid in cids} | {self._folder})
+        """Return the bytes of the block. Raises NotFoundError."""
+        return self._find(cid).size
 
     def read(self, cid: Cid) -> bytes:
         """Return the verified bytes of a block.
 
-        Raises NotFoundError; IntegrityError for a file that does not hash to ``cid``, which is then gone; StoreError.
+        Raises NotFoundError; IntegrityError for bytes that do not hash to ``cid``, which are then forgotten; StoreError.
         """
-        with self._opened(cid) as (descriptor, found):
-            data = read_up_to(descriptor, found.st_size)
-            self._check(cid, data, found)
-            return data
+        location = self._find(cid)
+        with self._gone_means_missing(cid, location), _opened(self.folder, location) as descriptor:
+            data = os.pread(descriptor, location.size, location.offset)
+        if not cid.matches(data):
+            raise self._damage(cid, location)
+        return data
 
     def read_into(self, cid: Cid, buffer: bytearray | memoryview) -> int:
         """Read a block into the front of ``buffer``, verify it there, and return its size in bytes.
 
         What is in ``buffer`` after an error is not to be used. Raises what :meth:`read` raises, and UsageError where the
-        buffer is too short for an intact block.
+        buffer is too short.
         """
-        view = memoryview(buffer).cast("B")
-        with self._opened(cid) as (descriptor, found):
-            if found.st_size > len(view):
-                size = len(self.read(cid))  # a longer file is first of all suspect
-                raise UsageError(f"block {cid} of {size} bytes does not fit a buffer of {len(view)}")
-            view = view[: found.st_size]
-            filled = 0
-            while filled < len(view) and (count := os.readv(descriptor, [view[filled:]])):
-                filled += count
-            self._check(cid, view[:filled], found)
-            return filled
+        location = self._find(cid)
+        with self._gone_means_missing(cid, location):
+            data = read_located(self.folder, location, memoryview(buffer).cast("B"))
+        if not cid.matches(data):
+            raise self._damage(cid, location)
+        return location.size
 
-    def read_mapped(self, cid: Cid) -> memoryview:
-        """Return a verified read-only view of a block's file, without a copy; it ends with its last reference.
+    def _load(self) -> None:
+        for name in sorted(filter(is_pack, os.listdir(self.folder)), key=_number):
+            with suppress(FileNotFoundError):
+                self._add(name, self._read_pack(f"{self.folder}/{name}").records)
 
-        Removing or replacing the block leaves the view as it is. Before Python 3.13 each view also holds one file
-        descriptor: :meth:`read_into` is for those who keep many blocks. Raises what :meth:`read` raises.
+    def _read_pack(self, path: str) -> Contents:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return read_contents(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _add(self, name: str, records: Iterable[Record]) -> None:
+        for record in records:
+            self._index[record.cid] = Location(name, record.offset, record.size)
+
+    def _find(self, cid: Cid) -> Location:
+        location = self._index.get(cid.binary)
+        if location is None:
+            raise _not_here(cid)
+        return location
+
+    @contextmanager
+    def _gone_means_missing(self, cid: Cid, location: Location) -> Iterator[None]:
+        try:
+            yield
+        except NotFoundError:
+            self._forget(cid, location)
+            raise _not_here(cid) from None
+
+    def _damage(self, cid: Cid, location: Location) -> IntegrityError:
+        self._forget(cid, location)
+        return damaged(cid)
+
+    def _forget(self, cid: Cid, location: Location) -> None:
+        """Drop a location, unless a good one took its place meanwhile."""
+        if self._index.get(cid.binary) is location:
+            del self._index[cid.binary]
+
+
+class BlockPacks(StoredBlocks):
+    """The blocks under ``folder`` for the one process that may change them; it holds the home's lock.
+
+    Opening seals what a killed process left. Any thread may call any method.
+    """
+
+    def __init__(self, folder: Path, *, write: Write = os.pwritev, max_pack_bytes: int = MAX_PACK_BYTES) -> None:
+        self._write = write
+        self._max_pack_bytes = max_pack_bytes
+        self._lock = threading.Lock()  # held while the index or the current pack changes
+        self._current: PackWriter | None = None
+        self._next_number = 1
+        self._bytes = 0
+        self._damaged = 0
+        super().__init__(folder)
+
+    def close(self) -> None:
+        """Seal the current pack; the next write would open another."""
+        with self._lock:
+            self._retire()
+
+    def write(self, cid: Cid, data: Buffer) -> None:
+        """Store bytes that the caller has verified against ``cid``; they take the place of those that are there.
+
+        Raises DiskFullError, StoreError; UsageError for more than MAX_CODED_BLOCK_BYTES.
         """
-        with self._opened(cid) as (descriptor, found):
-            view = memoryview(_map(descriptor, found.st_size) if found.st_size else b"")
-            self._check(cid, view, found)
-            return view
+        view = memoryview(data).cast("B")
+        if len(view) > MAX_CODED_BLOCK_BYTES:
+            raise UsageError(f"a block of {len(view)} bytes exceeds {MAX_CODED_BLOCK_BYTES}")
+        with os_errors(f"store block {cid}"), self._lock:
+            pack = self._open_pack()
+            offset = pack.append(cid, view)
+            self._add(pack.name, [Record(cid.binary, offset, len(view))])
+            if pack.size >= self._max_pack_bytes:
+                self._retire()
+
+    def make_ready(self) -> bool:
+        """Do a little of what makes later writes faster, while nothing else is to do; return whether there is more.
+
+        Raises DiskFullError, StoreError.
+        """
+        with os_errors("make room for blocks"), self._lock:
+            return self._open_pack().make_ready(self._max_pack_bytes)
+
+    def install(self, path: str, contents: Contents) -> None:
+        """Move a pack of verified, durable blocks from the same file system to its place, durably. Raises OSError."""
+        with self._lock:
+            name = self._new_name()
+            os.rename(path, f"{self.folder}/{name}")
+            self._add(name, contents.records)
+        sync_paths([self.folder])
+
+    def sync(self, cids: Iterable[Cid]) -> None:
+        """Make stored blocks durable: the packs first, then the folder that names them. Raises DiskFullError, StoreError."""
+        packs = {self._find(cid).file for cid in cids}
+        with os_errors("sync blocks to the disk"):
+            sync_paths([*(f"{self.folder}/{name}" for name in sorted(packs))])
+            sync_paths([self.folder])
 
     def totals(self) -> BlockTotals:
-        """Return what is stored; the first call looks at every file, later ones at none. Raises StoreError."""
         with self._lock:
-            if self._counted is None:
-                with os_errors(f"list {self._folder}"):
-                    sizes = [size for folder in self._block_folders() for size in _file_sizes(folder)]
-                self._counted = len(sizes), sum(sizes)
-            return BlockTotals(*self._counted, self._damaged)
+            return BlockTotals(len(self._index), self._bytes, self._damaged)
 
-    def clear_leftovers(self) -> int:
-        """Remove what interrupted writes left in ``tmp/`` and return how many; only while nobody writes. Raises StoreError."""
-        with os_errors(f"clear {self._temp}"):
-            names = os.listdir(self._temp)
-            for name in names:
-                os.unlink(f"{self._temp}/{name}")
-            return len(names)
+    def _read_pack(self, path: str) -> Contents:
+        self._next_number = max(self._next_number, _number(os.path.basename(path)) + 1)
+        contents = super()._read_pack(path)
+        if not contents.sealed:
+            # A disk that is full or read-only costs later starts a walk, and nobody a block.
+            with suppress(OSError):
+                _change(path, seal)
+        return contents
 
-    def _block_folders(self) -> Iterator[str]:
-        with os.scandir(self._folder) as entries:
-            yield from (entry.path for entry in entries if entry.name != _TEMP)
+    def _add(self, name: str, records: Iterable[Record]) -> None:
+        for record in records:
+            replaced = self._index.get(record.cid)
+            self._index[record.cid] = Location(name, record.offset, record.size)
+            self._bytes += record.size - (replaced.size if replaced is not None else 0)
 
-    @contextmanager
-    def _file_errors(self, cid: Cid) -> Iterator[None]:
-        with os_errors(f"read block {cid}"):
-            try:
-                yield
-            except FileNotFoundError:
-                raise NotFoundError(
-                    f"block {cid} is not stored here", advice="Fetch the artifact that it belongs to; what is here is kept."
-                ) from None
+    def _forget(self, cid: Cid, location: Location) -> None:
+        with self._lock:
+            if self._index.get(cid.binary) is location:
+                del self._index[cid.binary]
+                self._bytes -= location.size
 
-    @contextmanager
-    def _opened(self, cid: Cid) -> Iterator[tuple[int, os.stat_result]]:
-        with self._file_errors(cid):
-            descriptor = os.open(self.path(cid), os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                found = os.fstat(descriptor)
-                if found.st_size > MAX_CODED_BLOCK_BYTES:
-                    raise self._damage(cid, found)
-                yield descriptor, found
-            finally:
-                os.close(descriptor)
-
-    def _check(self, cid: Cid, data: bytes | memoryview, found: os.stat_result) -> None:
-        if not cid.matches(data):
-            raise self._damage(cid, found)
-
-    def _damage(self, cid: Cid, found: os.stat_result) -> IntegrityError:
-        """Remove the file that ``found`` describes, unless a good one took its place meanwhile; return what to raise."""
-        path = self.path(cid)
+    def _damage(self, cid: Cid, location: Location) -> IntegrityError:
+        self._forget(cid, location)
+        record = Record(cid.binary, location.offset, location.size)
         with self._lock:
             self._damaged += 1
-            # Where even removing fails the block is still refused, which is what matters.
+            # Where even the mark fails, the next start finds the block and its damage again.
             with suppress(OSError):
-                if os.path.samestat(os.stat(path), found):
-                    os.unlink(path)
-                    self._count(-1, -found.st_size)
-        return IntegrityError(
-            f"block {cid} is damaged on this machine's disk and was removed",
-            advice="It is fetched from a peer again; if this repeats, check the disk.",
-        )
+                _change(f"{self.folder}/{location.file}", lambda descriptor: bury(descriptor, record))
+        return damaged(cid)
 
-    def _count(self, files: int, size: int) -> None:
-        if self._counted is not None:
-            self._counted = self._counted[0] + files, self._counted[1] + size
+    def _open_pack(self) -> PackWriter:
+        if self._current is None:
+            self._current = PackWriter(f"{self.folder}/{self._new_name()}", write=self._write)
+        return self._current
+
+    def _new_name(self) -> str:
+        name = f"{self._next_number:08}.pack"
+        self._next_number += 1
+        return name
+
+    def _retire(self) -> None:
+        if self._current is not None:
+            with suppress(OSError):  # as for a pack that a killed process left
+                self._current.seal()
+            self._current.close()
+            self._current = None
 
 
-def _map(descriptor: int, size: int) -> mmap.mmap:
-    if sys.version_info >= (3, 13):
-        return mmap.mmap(descriptor, size, flags=_MAP_FLAGS, prot=mmap.PROT_READ, trackfd=False)
-    return mmap.mmap(descriptor, size, flags=_MAP_FLAGS, prot=mmap.PROT_READ)
-
-
-def _size_or_none(path: str) -> int | None:
+def _change(path: str, change: Callable[[int], object]) -> None:
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        return os.stat(path).st_size
-    except FileNotFoundError:
-        return None
+        change(descriptor)
+    finally:
+        os.close(descriptor)
 
 
-def _file_sizes(folder: str) -> Iterator[int]:
-    with os.scandir(folder) as entries:
-        yield from (entry.stat().st_size for entry in entries)
+@contextmanager
+def _opened(folder: Path | str, location: Location) -> Iterator[int]:
+    """Open the pack of a block, for reading. Raises NotFoundError, StoreError; maps every OSError of the block."""
+    with os_errors(f"read {location.file}"):
+        try:
+            descriptor = os.open(f"{folder}/{location.file}", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise NotFoundError(f"{location.file} is gone") from None
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+
+def _not_here(cid: Cid) -> NotFoundError:
+    return NotFoundError(
+        f"block {cid} is not stored here", advice="Fetch the artifact that it belongs to; what is here is kept."
+    )
+
+
+def _number(name: str) -> int:
+    return int(name.partition(".")[0])

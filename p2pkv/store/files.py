@@ -12,17 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, TypeVar
 
 from p2pkv.errors import DiskFullError, MachineError, StoreError
 from p2pkv.ports import Buffer
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-Write: TypeAlias = Callable[[int, Buffer], int]
-"""``os.write`` or a stand-in that fails on purpose."""
-
-# Concurrent fsyncs share the journal commits of the file system: 8 threads sync 450 files several times faster than one.
+# Enough to keep a disk busy while others hash.
 _DISK_THREADS: Final = 8
 
 _OPEN_FILES: Final = "Raise the limit of open files, for example with `ulimit -n 65536`."
@@ -55,14 +52,14 @@ def os_errors(action: str) -> Iterator[None]:
         raise map_os_error(error, action) from error
 
 
-def write_new(path: str | Path, data: Buffer, *, write: Write = os.write) -> None:
+def write_new(path: str | Path, data: Buffer) -> None:
     """Create ``path`` (mode 0600) with ``data``; on any failure nothing is left behind. Raises OSError."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         try:
             left = memoryview(data).cast("B")
             while left:
-                left = left[write(descriptor, left) :]
+                left = left[os.write(descriptor, left) :]
         finally:
             os.close(descriptor)
     except BaseException:

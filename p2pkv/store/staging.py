@@ -1,7 +1,7 @@
 """Staging: how a process that is not the daemon hands blocks to it, by name instead of by copy.
 
-The publisher writes files into a folder of its own under ``staging/`` and tells the daemon its name. The daemon checks every
-file, moves them among its blocks and syncs files and folders: after that a power cut loses nothing, and the artifact may be
+The publisher writes a pack into a folder of its own under ``staging/`` and tells the daemon its name. The daemon checks every
+block, seals and syncs the pack and moves it among its own: after that a power cut loses nothing, and the artifact may be
 listed and announced. While the publisher lives it holds a kernel lock on its folder; a folder without one is a leftover.
 """
 
@@ -20,22 +20,23 @@ from typing import Final
 
 from p2pkv.errors import IntegrityError, NotFoundError, UsageError
 from p2pkv.formats.cid import Cid
-from p2pkv.limits import MAX_CODED_BLOCK_BYTES
 from p2pkv.ports import Buffer
-from p2pkv.store.blocks import BlockFiles
-from p2pkv.store.files import Write, os_errors, read_up_to, side_by_side, write_new
+from p2pkv.store.blocks import BlockPacks
+from p2pkv.store.files import os_errors, side_by_side
 from p2pkv.store.home import HomeLayout
+from p2pkv.store.pack import Contents, PackWriter, Record, Write, seal
 
 _NAME: Final = re.compile(r"[0-9a-f]{32}")
+_PACK: Final = "blocks.pack"
 _PUBLISH_AGAIN: Final = "Nothing was taken over: publish again; if this repeats, check the disk."
 
 
 class Staging:
     """One folder of blocks on their way into a store. For one thread."""
 
-    def __init__(self, folder: Path, write: Write) -> None:
+    def __init__(self, folder: Path, pack: PackWriter) -> None:
         self._folder = folder
-        self._write = write
+        self._pack = pack
         self._cids: dict[Cid, None] = {}
 
     @property
@@ -53,12 +54,12 @@ class Staging:
         if cid in self._cids:
             return
         with os_errors(f"stage block {cid}"):
-            write_new(self._folder / str(cid), data, write=self._write)
+            self._pack.append(cid, memoryview(data).cast("B"))
         self._cids[cid] = None
 
 
 @contextmanager
-def open_staging(home: Path, *, write: Write = os.write) -> Iterator[Staging]:
+def open_staging(home: Path, *, write: Write = os.pwritev) -> Iterator[Staging]:
     """Create a staging folder under ``home``; what the daemon has not taken over by the end of the block is removed.
 
     Raises DiskFullError, StoreError.
@@ -68,36 +69,38 @@ def open_staging(home: Path, *, write: Write = os.write) -> Iterator[Staging]:
     with os_errors(f"create a folder in {layout.staging}"):
         folder, descriptor = _create_locked(layout.staging)
     try:
-        yield Staging(folder, write)
+        with os_errors(f"create {folder / _PACK}"):
+            pack = PackWriter(f"{folder}/{_PACK}", write=write)
+        try:
+            yield Staging(folder, pack)
+        finally:
+            pack.close()
     finally:
         shutil.rmtree(folder, ignore_errors=True)  # what stays is a leftover for the next start
         os.close(descriptor)
 
 
-def adopt(layout: HomeLayout, blocks: BlockFiles, name: str, cids: Sequence[Cid]) -> None:
-    """Check the blocks ``cids`` of the staging folder ``name`` and move them into ``blocks``, durably.
+def adopt(layout: HomeLayout, blocks: BlockPacks, name: str, cids: Sequence[Cid]) -> None:
+    """Check the blocks of the staging folder ``name`` and move their pack into ``blocks``, durably.
 
-    Nothing is moved unless all are right. A block that is stored already need not be staged, so the call can be repeated.
-    Raises UsageError for a name that is none, NotFoundError, IntegrityError, DiskFullError, StoreError.
+    Nothing is moved unless all of ``cids`` are here and right. A block that is stored already need not be staged, so the call
+    can be repeated. Raises UsageError for a name that is none, NotFoundError, IntegrityError, DiskFullError, StoreError.
     """
     if not _NAME.fullmatch(name):
         raise UsageError("not the name of a staging folder", advice="Pass Staging.name.")
-    wanted = list(dict.fromkeys(cids))
-    folder = f"{layout.staging}/{name}"
-    with os_errors(f"read staged blocks in {folder}"):
-        # Hashing one file goes on while others wait for the disk.
-        sizes = side_by_side(lambda cid: _check_and_sync(f"{folder}/{cid}", cid), wanted)
-    stored = [cid for cid, size in zip(wanted, sizes, strict=True) if size is None]
+    path = f"{layout.staging}/{name}/{_PACK}"
+    with os_errors(f"read staged blocks in {path}"):
+        contents = _check_and_sync(path)
+    staged = {record.cid for record in contents.records} if contents is not None else set()
+    stored = [cid for cid in dict.fromkeys(cids) if cid.binary not in staged]
     for cid in stored:
         if not blocks.has(cid):
             raise NotFoundError(f"block {cid} was not staged", advice=_PUBLISH_AGAIN)
         blocks.read(cid)
-    with os_errors(f"take over staged blocks in {folder}"):
-        for cid, size in zip(wanted, sizes, strict=True):
-            if size is not None:
-                blocks.install(f"{folder}/{cid}", cid, size)
+    if contents is not None:
+        with os_errors(f"take over staged blocks in {path}"):
+            blocks.install(path, contents)
     blocks.sync(stored)
-    blocks.sync_names(wanted)
 
 
 def clear_stale_staging(layout: HomeLayout) -> int:
@@ -140,18 +143,24 @@ def _open_folder(path: Path) -> int:
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
-def _check_and_sync(path: str, cid: Cid) -> int | None:
-    """Return the size of a staged file once its hash is right and it is on the disk; ``None`` where there is no file."""
+def _check_and_sync(path: str) -> Contents | None:
+    """Return what a staged pack holds once every hash is right and it is sealed on the disk; ``None`` where there is none."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     try:
-        found = os.fstat(descriptor)
-        whole = stat.S_ISREG(found.st_mode) and found.st_size <= MAX_CODED_BLOCK_BYTES
-        if not whole or not cid.matches(read_up_to(descriptor, found.st_size)):
-            raise IntegrityError(f"the staged block {cid} is damaged", advice=_PUBLISH_AGAIN)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise IntegrityError("what is staged is no pack", advice=_PUBLISH_AGAIN)
+        contents = seal(descriptor)
+
+        def check(record: Record) -> None:
+            cid = Cid.from_bytes(record.cid)
+            if not cid.matches(os.pread(descriptor, record.size, record.offset)):
+                raise IntegrityError(f"the staged block {cid} is damaged", advice=_PUBLISH_AGAIN)
+
+        side_by_side(check, contents.records)  # hashing one block goes on while others wait for the disk
         os.fsync(descriptor)
-        return found.st_size
+        return contents
     finally:
         os.close(descriptor)

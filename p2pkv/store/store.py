@@ -1,4 +1,4 @@
-"""One node's store: block files and index under one locked home; the real :class:`~p2pkv.ports.BlockStore`."""
+"""One node's store: packs of blocks and index under one locked home; the real :class:`~p2pkv.ports.BlockStore`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 from p2pkv.formats.cid import Cid
 from p2pkv.ports import Buffer
 from p2pkv.store import staging
-from p2pkv.store.blocks import BlockFiles
+from p2pkv.store.blocks import BlockPacks, Location
 from p2pkv.store.home import HomeLayout, lock_home
 from p2pkv.store.index import ArtifactIndex
 
 
 @dataclass(frozen=True, slots=True)
 class StoreStatistics:
-    """Blocks and their bytes on disk, known and complete artifacts, and damaged blocks found since the store was opened."""
+    """Blocks and their bytes, known and complete artifacts, and damaged blocks found since the store was opened."""
 
     blocks: int
     bytes: int
@@ -27,15 +27,18 @@ class StoreStatistics:
 
 
 class Store:
-    """Block files and index, used together. Every method may be called from any thread; see the parts for their errors."""
+    """Blocks and index, used together. Every method may be called from any thread; see the parts for their errors."""
 
-    def __init__(self, layout: HomeLayout, blocks: BlockFiles, index: ArtifactIndex) -> None:
+    def __init__(self, layout: HomeLayout, blocks: BlockPacks, index: ArtifactIndex) -> None:
         self.layout = layout
         self.blocks = blocks
         self.index = index
 
     def has(self, cid: Cid) -> bool:
         return self.blocks.has(cid)
+
+    def locate(self, cid: Cid) -> Location | None:
+        return self.blocks.locate(cid)
 
     def size(self, cid: Cid) -> int:
         return self.blocks.size(cid)
@@ -45,9 +48,6 @@ class Store:
 
     def read_into(self, cid: Cid, buffer: bytearray | memoryview) -> int:
         return self.blocks.read_into(cid, buffer)
-
-    def read_mapped(self, cid: Cid) -> memoryview:
-        return self.blocks.read_mapped(cid)
 
     def write(self, cid: Cid, data: Buffer) -> None:
         self.blocks.write(cid, data)
@@ -60,7 +60,7 @@ class Store:
         staging.adopt(self.layout, self.blocks, name, cids)
 
     def statistics(self) -> StoreStatistics:
-        """Return a frozen view; the first call looks at every block file once."""
+        """Return a frozen view."""
         totals = self.blocks.totals()
         known, complete = self.index.counts()
         return StoreStatistics(totals.blocks, totals.bytes, known, complete, totals.damaged)
@@ -70,14 +70,12 @@ class Store:
 def open_store(home: Path) -> Iterator[Store]:
     """Open the store under ``home``, created where missing, for this process alone.
 
-    What interrupted writes and dead publishers left is removed. Raises HomeLockedError with the pid of the process that has
+    What dead publishers left is removed. Raises HomeLockedError with the pid of the process that has
     it open, UnknownVersionError for the index of a newer p2pkv, DiskFullError, StoreError.
     """
     layout = HomeLayout(home)
     layout.create()
     with lock_home(home):
-        blocks = BlockFiles(layout.blocks)
-        blocks.clear_leftovers()
         staging.clear_stale_staging(layout)
-        with closing(ArtifactIndex(layout.index)) as index:
+        with closing(BlockPacks(layout.blocks)) as blocks, closing(ArtifactIndex(layout.index)) as index:
             yield Store(layout, blocks, index)

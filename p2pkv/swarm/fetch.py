@@ -166,7 +166,7 @@ class Fetch:
             return
         self._mark("first_block_s")
         for index in self._assembly.add_block(cid):
-            self._emit(SegmentReady(index))
+            self._emit(SegmentReady(index, self._assembly.blocks(index)))
             self._changed.set()
         if self._now() - self._shown > _PROGRESS_INTERVAL_S:
             self._show(FetchState.TRANSFERRING, self._waiting_for())

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from p2pkv.artifact.read import Artifact
 from p2pkv.download.engine import PeerProgress
+from p2pkv.formats.cid import Cid
 
 
 class FetchState(StrEnum):
@@ -42,9 +43,10 @@ class Matched:
 
 @dataclass(frozen=True, slots=True)
 class SegmentReady:
-    """All blocks of segment ``index`` are in the store, verified."""
+    """All blocks of segment ``index`` are in the store, verified: its node, then what the node names, each once."""
 
     index: int
+    blocks: tuple[Cid, ...]
 
 
 @dataclass(frozen=True, slots=True)
