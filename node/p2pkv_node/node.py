@@ -13,7 +13,7 @@ import trio
 
 from p2pkv import __version__
 from p2pkv.artifact.read import Artifact, open_artifact
-from p2pkv.errors import NotFoundError, StoreError
+from p2pkv.errors import MachineError, NotFoundError
 from p2pkv.formats.cid import Cid
 from p2pkv.formats.envelope import Envelope
 from p2pkv.ports import BlockStore
@@ -113,12 +113,13 @@ class Node:
 
     async def keep_ready(self) -> None:
         """Make the store ready for the next fetch whenever there is none."""
+        more = False
         while True:
-            await trio.sleep(_IDLE_S)
+            await trio.sleep(_READY_PAUSE_S if more else _IDLE_S)
             try:
-                while not self.fetches and await in_thread(self.store.blocks.make_ready):
-                    await trio.sleep(_READY_PAUSE_S)
-            except StoreError as error:  # whoever stores a block is told, and this was for speed only
+                more = not self.fetches and await in_thread(self.store.blocks.make_ready)
+            except MachineError as error:  # whoever stores a block is told; this is for speed only
+                more = False
                 logger.info("the store could not be made ready: %s", error)
 
     async def announce_stored(self) -> None:
