@@ -10,12 +10,15 @@ faults of the mapping, and a file that is cut off under a mapping ends the proce
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -24,8 +27,12 @@ from p2pkv.formats.cid import Cid
 from p2pkv.limits import MAX_CODED_BLOCK_BYTES, MAX_PACK_BYTES
 from p2pkv.ports import Buffer
 from p2pkv.store.files import os_errors, sync_paths
-from p2pkv.store.pack import Contents, PackWriter, Record, Write, bury, read_contents, seal
+from p2pkv.store.pack import Contents, PackWriter, Record, Write, bury, is_foreign, read_contents, seal
 
+logger = logging.getLogger(__name__)
+
+# A folder in a pack's place, or a bad spot of the disk: the blocks in there are missing, and nothing else is.
+_ONE_FILE_ONLY: Final = frozenset({errno.EISDIR, errno.EIO})
 _PACK_NAME: Final = re.compile(r"[0-9]{8,}\.pack")
 
 
@@ -124,8 +131,16 @@ class StoredBlocks:
 
     def _load(self) -> None:
         for name in sorted(filter(is_pack, os.listdir(self.folder)), key=_number):
-            with suppress(FileNotFoundError):
-                self._add(name, self._read_pack(f"{self.folder}/{name}").records)
+            try:
+                contents = self._read_pack(f"{self.folder}/{name}")
+            except FileNotFoundError:
+                continue  # the process that may change them removed it just now
+            except OSError as error:
+                if error.errno not in _ONE_FILE_ONLY:
+                    raise
+                logger.warning("the blocks in %s/%s are passed over: %s", self.folder, name, error.strerror)
+                continue
+            self._add(name, contents.records)
 
     def _read_pack(self, path: str) -> Contents:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -159,13 +174,13 @@ class StoredBlocks:
     def _forget(self, cid: Cid, location: Location) -> None:
         """Drop a location, unless a good one took its place meanwhile."""
         if self._index.get(cid.binary) is location:
-            del self._index[cid.binary]
+            self._index.pop(cid.binary, None)  # another thread may find the same damage
 
 
 class BlockPacks(StoredBlocks):
     """The blocks under ``folder`` for the one process that may change them; it holds the home's lock.
 
-    Opening seals what a killed process left. Any thread may call any method.
+    Opening seals what a killed process left, and removes a pack without blocks. Any thread may call any method.
     """
 
     def __init__(self, folder: Path, *, write: Write = os.pwritev, max_pack_bytes: int = MAX_PACK_BYTES) -> None:
@@ -231,7 +246,7 @@ class BlockPacks(StoredBlocks):
         if not contents.sealed:
             # A disk that is full or read-only costs later starts a walk, and nobody a block.
             with suppress(OSError):
-                _change(path, seal)
+                _change(path, partial(_tidy, path, contents))
         return contents
 
     def _add(self, name: str, records: Iterable[Record]) -> None:
@@ -239,6 +254,17 @@ class BlockPacks(StoredBlocks):
             replaced = self._index.get(record.cid)
             self._index[record.cid] = Location(name, record.offset, record.size)
             self._bytes += record.size - (replaced.size if replaced is not None else 0)
+
+    @contextmanager
+    def _gone_means_missing(self, cid: Cid, location: Location) -> Iterator[None]:
+        try:
+            with super()._gone_means_missing(cid, location):
+                yield
+        except NotFoundError:
+            with self._lock:
+                if self._current is not None and self._current.name == location.file:
+                    self._retire()  # nobody would find what is written to it
+            raise
 
     def _forget(self, cid: Cid, location: Location) -> None:
         with self._lock:
@@ -267,11 +293,22 @@ class BlockPacks(StoredBlocks):
         return name
 
     def _retire(self) -> None:
-        if self._current is not None:
+        pack, self._current = self._current, None
+        if pack is not None:
             with suppress(OSError):  # as for a pack that a killed process left
-                self._current.seal()
-            self._current.close()
-            self._current = None
+                if not pack.seal().records:
+                    os.unlink(f"{self.folder}/{pack.name}")
+            pack.close()
+
+
+def _tidy(path: str, contents: Contents, descriptor: int) -> None:
+    """Seal a pack that has no table, or remove it where it holds nothing."""
+    if contents.records:
+        seal(descriptor)
+    elif is_foreign(descriptor):
+        logger.warning("%s is no pack of this version, and is left alone", path)
+    else:
+        os.unlink(path)
 
 
 def _change(path: str, change: Callable[[int], object]) -> None:

@@ -2,20 +2,22 @@
 
 ::
 
-    pack   = "p2pkvPK1", zeros to 64; records; the table, once the pack is sealed
+    pack   = "p2pkvPK1", salt (32), zeros to 64; records; the table, once the pack is sealed
     record = "BLCK", CID (36), size (u32), zeros to 64; the block; zeros to the next multiple of 64
     table  = for each record: CID (36), offset of its block (u64), size (u32)
-             "TABL", number of records (u32), BLAKE3-256 of the entries, zeros to 64
+             "TABL", number of records (u32), BLAKE3-256 of salt and entries, zeros to 64
 
+The salt is drawn for each pack and never leaves the machine: a block that a peer made up to end like a table is none.
 Numbers are big endian. A pack describes itself: what a killed process left is read record by record up to the first that is
-not whole, and the table only spares that walk. A record that turned out damaged is marked "DEAD", and its pack loses the
-table. Blocks begin at multiples of 64, a cache line. Nothing here is believed: a block counts after its hash alone.
+not whole, and the table only spares that walk. A record that turned out damaged is marked "DEAD" and leaves the table. Blocks
+begin at multiples of 64, a cache line. Nothing here is believed: a block counts after its hash alone.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import secrets
 import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -29,6 +31,7 @@ from p2pkv.ports import Buffer
 
 ALIGNMENT: Final = 64
 MAGIC: Final = b"p2pkvPK1"
+SALT_BYTES: Final = 32
 _LIVE: Final = b"BLCK"
 _DEAD: Final = b"DEAD"
 _HEADER: Final = struct.Struct(f">4s{CID_BYTES}sI")
@@ -64,7 +67,7 @@ class PackWriter:
         self._write = write
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            write_at(self._descriptor, [_padded(MAGIC)], 0, write=write)
+            write_at(self._descriptor, [_padded(MAGIC + secrets.token_bytes(SALT_BYTES))], 0, write=write)
         except BaseException:
             os.close(self._descriptor)
             os.unlink(path)
@@ -109,9 +112,9 @@ class PackWriter:
         self._end = end + len(padding)
         return offset
 
-    def seal(self) -> None:
-        """Add the table; nothing is appended afterwards."""
-        seal(self._descriptor)
+    def seal(self) -> Contents:
+        """Add the table and return what the pack holds; nothing is appended afterwards."""
+        return seal(self._descriptor)
 
     def sync(self) -> None:
         os.fsync(self._descriptor)
@@ -132,24 +135,23 @@ def seal(descriptor: int) -> Contents:
     Raises OSError; the pack then has no table.
     """
     contents = _walk(descriptor, os.fstat(descriptor).st_size)
-    entries = b"".join(_ENTRY.pack(*record) for record in contents.records)
-    trailer = _padded(_TRAILER.pack(_TRAILER_TAG, len(contents.records), digest(entries)))
-    os.ftruncate(descriptor, contents.end)
-    try:
-        write_at(descriptor, [entries, trailer], contents.end)
-    except OSError:
-        os.ftruncate(descriptor, contents.end)
-        raise
+    _write_table(descriptor, contents)
     return contents
 
 
 def bury(descriptor: int, record: Record) -> None:
     """Mark a record as dead, for good. Raises OSError."""
-    size = os.fstat(descriptor).st_size
-    table = _read_table(descriptor, size)
+    table = _read_table(descriptor, os.fstat(descriptor).st_size)
     write_at(descriptor, [_DEAD], record.offset - ALIGNMENT)
     if table is not None:
-        os.ftruncate(descriptor, table.end)
+        # The other records stay known even where the damage goes on into a header that a walk would stop at.
+        _write_table(descriptor, table._replace(records=[other for other in table.records if other != record]))
+
+
+def is_foreign(descriptor: int) -> bool:
+    """Return whether a file begins as no pack of this version does, however torn. Raises OSError."""
+    head = os.pread(descriptor, len(MAGIC), 0)
+    return not MAGIC.startswith(head.rstrip(b"\0"))
 
 
 def write_at(descriptor: int, buffers: Sequence[Buffer], offset: int, *, write: Write = os.pwritev) -> None:
@@ -168,16 +170,31 @@ def write_at(descriptor: int, buffers: Sequence[Buffer], offset: int, *, write: 
 
 def _read_table(descriptor: int, size: int) -> Contents | None:
     trailer = os.pread(descriptor, ALIGNMENT, max(size - ALIGNMENT, 0))
-    if len(trailer) < ALIGNMENT:
+    if len(trailer) < ALIGNMENT or os.pread(descriptor, len(MAGIC), 0) != MAGIC:
         return None
     tag, count, entries_digest = _TRAILER.unpack_from(trailer)
     end = size - ALIGNMENT - count * _ENTRY.size
     if tag != _TRAILER_TAG or end < ALIGNMENT:
         return None
     entries = os.pread(descriptor, count * _ENTRY.size, end)
-    if digest(entries) != entries_digest:
+    if _table_digest(descriptor, entries) != entries_digest:
         return None
     return Contents([Record(*entry) for entry in _ENTRY.iter_unpack(entries)], end, True)
+
+
+def _write_table(descriptor: int, contents: Contents) -> None:
+    os.ftruncate(descriptor, contents.end)
+    entries = b"".join(_ENTRY.pack(*record) for record in contents.records)
+    trailer = _padded(_TRAILER.pack(_TRAILER_TAG, len(contents.records), _table_digest(descriptor, entries)))
+    try:
+        write_at(descriptor, [entries, trailer], contents.end)
+    except OSError:
+        os.ftruncate(descriptor, contents.end)
+        raise
+
+
+def _table_digest(descriptor: int, entries: bytes) -> bytes:
+    return digest(os.pread(descriptor, SALT_BYTES, len(MAGIC)) + entries)
 
 
 def _walk(descriptor: int, size: int) -> Contents:

@@ -144,7 +144,7 @@ def _open_folder(path: Path) -> int:
 
 
 def _check_and_sync(path: str) -> Contents | None:
-    """Return what a staged pack holds once every hash is right and it is sealed on the disk; ``None`` where there is none."""
+    """Return what a staged pack holds once every hash is right and it is sealed on the disk; ``None`` for no block at all."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -161,6 +161,6 @@ def _check_and_sync(path: str) -> Contents | None:
 
         side_by_side(check, contents.records)  # hashing one block goes on while others wait for the disk
         os.fsync(descriptor)
-        return contents
+        return contents if contents.records else None
     finally:
         os.close(descriptor)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from p2pkv.formats.cid import Cid
-from p2pkv.ports import Buffer
-from p2pkv.store.blocks import BlockFiles
+from p2pkv.store.blocks import BlockPacks
 from p2pkv.store.store import Store, open_store
 from sims.store import MemoryBlockStore
 from tests.contract.block_store_suite import DATA, BlockStoreSuite, Subject
+from tests.support.stores import damage_block
 
 
 class TestStoreOnDisk(BlockStoreSuite):
@@ -22,24 +22,22 @@ class TestStoreOnDisk(BlockStoreSuite):
     def subject(self, tmp_path: Path) -> Iterator[Subject]:
         full = False
 
-        def write(descriptor: int, data: Buffer) -> int:
+        def write(descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
             if full:
-                os.write(descriptor, memoryview(data)[:7])  # the last bytes that fit
+                os.pwrite(descriptor, b"".join(buffers)[:7], offset)  # the last bytes that fit
                 raise OSError(errno.ENOSPC, "No space left on device")
-            return os.write(descriptor, data)
+            return os.pwritev(descriptor, buffers, offset)
 
         def fill_disk(now: bool) -> None:
             nonlocal full
             full = now
 
         with open_store(tmp_path) as opened:
-            store = Store(opened.layout, BlockFiles(opened.layout.blocks, write=write), opened.index)
-
-            def damage(cid: Cid, data: bytes) -> None:
-                Path(store.blocks.path(cid)).write_bytes(data)
-
-            yield Subject(store, damage, fill_disk)
-            assert os.listdir(opened.layout.blocks / "tmp") == []
+            with closing(BlockPacks(opened.layout.blocks, write=write)) as blocks:
+                store = Store(opened.layout, blocks, opened.index)
+                yield Subject(store, lambda cid, data: damage_block(tmp_path, cid, data), fill_disk)
+                left = store.statistics()
+            assert BlockPacks(opened.layout.blocks).totals().blocks == left.blocks
 
 
 class TestStoreInMemory(BlockStoreSuite):

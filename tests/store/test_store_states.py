@@ -1,9 +1,11 @@
-"""Random writes, damage, reads, index changes and restarts against a model: never a wrong byte, nothing committed is lost."""
+"""Random writes, damage, reads, index changes, restarts and kills against a model: never a wrong byte, nothing lost."""
 
 from __future__ import annotations
 
+import os
 import tempfile
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -12,13 +14,26 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from p2pkv.errors import IntegrityError, NotFoundError
 from p2pkv.formats.cid import Cid
-from p2pkv.store.store import open_store
+from p2pkv.store.blocks import BlockPacks, StoredBlocks
+from p2pkv.store.store import Store, open_store
 from tests.store.builders import Artifact, make_artifact, tokens
 
 ARTIFACTS = [make_artifact(tokens(3)), make_artifact(tokens(3, 9)), make_artifact(tokens(1)), make_artifact(tokens(2, seed=1))]
 BLOCKS = {cid: data for artifact in ARTIFACTS for cid, data in artifact.blocks.items()}
+PACK_BYTES = 20_000  # a few of these blocks
+UNIT = 64
 a_block = st.sampled_from(list(BLOCKS))
 an_artifact = st.sampled_from(ARTIFACTS)
+
+
+@dataclass
+class Record:
+    """A record as it was appended; ``file`` and ``offset`` are where the store put it."""
+
+    cid: Cid
+    file: str
+    offset: int
+    good: bool = True
 
 
 class StoreStates(RuleBasedStateMachine):
@@ -27,45 +42,84 @@ class StoreStates(RuleBasedStateMachine):
         self.stack = ExitStack()
         self.home = Path(self.stack.enter_context(tempfile.TemporaryDirectory()))
         self.opened = ExitStack()
-        self.good: set[Cid] = set()
-        self.damaged: set[Cid] = set()
+        self.records: list[Record] = []  # those not buried, in the order of the packs
+        self.current: dict[Cid, Record] = {}
         self.known: dict[Cid, Artifact] = {}
         self.held: dict[Cid, set[int]] = {}
 
     @initialize()
     def start(self) -> None:
-        self.store = self.opened.enter_context(open_store(self.home))
+        opened = self.opened.enter_context(open_store(self.home))
+        self.blocks = BlockPacks(opened.layout.blocks, max_pack_bytes=PACK_BYTES)
+        self.store = Store(opened.layout, self.blocks, opened.index)
+        self.current = {record.cid: record for record in self.records}
+        assert set(os.listdir(self.blocks_folder)) == {record.file for record in self.records}
 
     @rule()
     def restart(self) -> None:
+        self.blocks.close()
         self.opened.close()
         self.start()
 
-    @rule(cid=a_block, durable=st.booleans())
-    def write(self, cid: Cid, durable: bool) -> None:
-        self.store.blocks.write(cid, BLOCKS[cid], durable=durable)
-        self.good.add(cid)
-        self.damaged.discard(cid)
+    @rule(torn=st.integers(0, 10_000))
+    def kill(self, torn: int) -> None:
+        """End without a word, with up to ``torn`` bytes of the last record missing."""
+        last = self.records[-1] if self.records else None
+        if self.blocks._current is not None:
+            path = self.blocks_folder / self.blocks._current.name
+            if torn and last is not None and last.file == path.name:
+                size = len(BLOCKS[last.cid])
+                os.truncate(path, last.offset + max(size - torn, -UNIT))
+                self.records.pop()
+            self.blocks._current.close()
+        self.opened.close()
+        self.start()
 
-    @rule(cid=a_block, wrong=st.binary(max_size=2000))
+    @rule()
+    def make_ready(self) -> None:
+        self.blocks.make_ready()
+
+    @rule(cid=a_block)
+    def write(self, cid: Cid) -> None:
+        self.store.write(cid, BLOCKS[cid])
+        location = self.store.locate(cid)
+        assert location is not None
+        self.records.append(Record(cid, location.file, location.offset))
+        self.current[cid] = self.records[-1]
+
+    @rule(cid=a_block, wrong=st.binary(min_size=1, max_size=2000))
     def damage(self, cid: Cid, wrong: bytes) -> None:
-        if cid in self.good and wrong != BLOCKS[cid]:
-            Path(self.store.blocks.path(cid)).write_bytes(wrong)
-            self.good.discard(cid)
-            self.damaged.add(cid)
+        record, data = self.current.get(cid), BLOCKS[cid]
+        if record is not None and record.good and data[: len(wrong)] != wrong[: len(data)]:
+            with (self.blocks_folder / record.file).open("r+b") as file:
+                file.seek(record.offset)
+                file.write(wrong[: len(data)])
+            record.good = False
 
-    @rule(cid=a_block, mapped=st.booleans())
-    def read(self, cid: Cid, mapped: bool) -> None:
-        read = self.store.read_mapped if mapped else self.store.read
-        if cid in self.good:
-            assert read(cid) == BLOCKS[cid]
-        elif cid in self.damaged:
-            with pytest.raises(IntegrityError):
-                read(cid)
-            self.damaged.discard(cid)
-        else:
+    @rule(cid=a_block, into=st.booleans())
+    def read(self, cid: Cid, into: bool) -> None:
+        record = self.current.get(cid)
+        if record is None:
             with pytest.raises(NotFoundError):
-                read(cid)
+                self.read_one(cid, into)
+        elif record.good:
+            assert self.read_one(cid, into) == BLOCKS[cid]
+        else:
+            with pytest.raises(IntegrityError):
+                self.read_one(cid, into)
+            del self.current[cid]
+            self.records = [other for other in self.records if other is not record]
+
+    def read_one(self, cid: Cid, into: bool) -> bytes:
+        if not into:
+            return self.store.read(cid)
+        buffer = bytearray(len(BLOCKS[cid]))
+        assert self.store.read_into(cid, buffer) == len(buffer)
+        return bytes(buffer)
+
+    @property
+    def blocks_folder(self) -> Path:
+        return self.store.layout.blocks
 
     @rule(artifact=an_artifact, held=st.sets(st.integers(0, 3)), durable=st.booleans())
     def add_artifact(self, artifact: Artifact, held: set[int], durable: bool) -> None:
@@ -103,9 +157,16 @@ class StoreStates(RuleBasedStateMachine):
             self.held[cid] |= {position for position, node in enumerate(other.manifest.segments) if node in nodes}
 
     @invariant()
-    def files_are_those_written(self) -> None:
-        assert {cid for cid in BLOCKS if self.store.has(cid)} == self.good | self.damaged
-        assert self.store.statistics().blocks == len(self.good | self.damaged)
+    def blocks_are_those_written(self) -> None:
+        assert {cid for cid in BLOCKS if self.store.has(cid)} == set(self.current)
+        statistics = self.store.statistics()
+        assert (statistics.blocks, statistics.bytes) == (len(self.current), sum(len(BLOCKS[cid]) for cid in self.current))
+
+    @invariant()
+    def readers_see_what_the_next_start_sees(self) -> None:
+        lying = StoredBlocks(self.blocks_folder)
+        places = {record.cid: (record.file, record.offset, len(BLOCKS[record.cid])) for record in self.records}
+        assert {cid: lying.locate(cid) for cid in BLOCKS if lying.has(cid)} == places
 
     @invariant()
     def the_index_says_what_it_was_told(self) -> None:
@@ -123,6 +184,7 @@ class StoreStates(RuleBasedStateMachine):
                 assert {position for position in range(match.segments) if match.holds(position)} == self.held[match.manifest]
 
     def teardown(self) -> None:
+        self.blocks.close()
         self.opened.close()
         self.stack.close()
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from p2pkv.formats.cid import Cid
 from p2pkv.ports import BlockStore, Buffer
-from p2pkv.store.blocks import BlockFiles
+from p2pkv.store.blocks import Location, StoredBlocks
 from p2pkv.store.home import HomeLayout
 from p2pkv.store.store import Store
 
@@ -52,9 +53,37 @@ def flip_file(path: Path | str, bit: int) -> None:
     path.write_bytes(flip(path.read_bytes(), bit))
 
 
-def block_file(home: Path, cid: Cid) -> Path:
-    """Return the file of a block under ``home``."""
-    return Path(BlockFiles(HomeLayout(home).blocks).path(cid))
+def block_location(home: Path, cid: Cid) -> tuple[Path, Location]:
+    """Return the pack that holds a block under ``home``, and the block's place there; a daemon may be running there."""
+    folder = HomeLayout(home).blocks
+    location = StoredBlocks(folder).locate(cid)
+    assert location is not None, f"block {cid} is not stored in {home}"
+    return folder / location.file, location
+
+
+def damage_block(home: Path, cid: Cid, data: bytes) -> None:
+    """Overwrite a stored block in place with ``data`` and zeros; what lies around the block stays as it is."""
+    pack, location = block_location(home, cid)
+    assert len(data) <= location.size, "that would damage the neighbour too"
+    with pack.open("r+b") as file:
+        file.seek(location.offset)
+        file.write(data.ljust(location.size, b"\0"))
+
+
+def flip_block(home: Path, cid: Cid, bit: int) -> None:
+    """Flip one bit of a stored block in place, as a failing disk would; negative bits count from the block's end."""
+    pack, location = block_location(home, cid)
+    with pack.open("r+b") as file:
+        file.seek(location.offset)
+        data = flip(file.read(location.size), bit)
+        file.seek(location.offset)
+        file.write(data)
+
+
+def cut_off(home: Path, cid: Cid) -> None:
+    """End the pack of a stored block in the middle of the block, as a power cut may; blocks after it are gone too."""
+    pack, location = block_location(home, cid)
+    os.truncate(pack, location.offset + location.size // 2)
 
 
 class Gate:
