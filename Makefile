@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
 PINS   := constraints.txt
 
-.PHONY: help demo test test-fast test-versions lint types contracts check bench clean
+.PHONY: help demo sims test test-fast test-versions lint types contracts check bench clean
 
 help: ## Show what there is to make
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -23,6 +23,9 @@ $(STAMP): pyproject.toml $(PINS) Makefile
 demo: $(STAMP) ## Run the demo; CHAOS=1 kills one mirror and lets another lie
 	$(BIN)/python -m bench.demo $(if $(CHAOS),--chaos)
 
+sims: $(STAMP) ## Run the simulations of many peers
+	$(BIN)/python -m sims run all
+
 test: $(STAMP) ## Run all tests, the slow ones on the real model too
 	$(BIN)/python -m pytest
 
@@ -31,6 +34,9 @@ test-fast: $(STAMP) ## Run the tests that take seconds
 
 test-versions: $(STAMP) ## Run the connector's tests on the oldest supported transformers
 	sh tests/hf/oldest.sh $(PYTHON)
+
+bench: $(STAMP) ## Measure transfer beside other systems and the limit of the machine; takes minutes
+	$(BIN)/python -m bench.transfer
 
 lint: $(STAMP) ## Check style
 	$(BIN)/ruff check .

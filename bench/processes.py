@@ -8,14 +8,18 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from p2pkv.client.sync import Client
+
 # Start-up imports libp2p, which takes seconds on a busy machine.
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
+ANNOUNCE_TIMEOUT_S = 120.0
 NODE = ("-m", "p2pkv_node")
 
 
@@ -91,3 +95,18 @@ def _stop(process: subprocess.Popen[str]) -> None:
 def environment(home: Path) -> dict[str, str]:
     """Return the environment of a command that talks to the node on ``home``."""
     return {**os.environ, "P2PKV_HOME": str(home)}
+
+
+def wait_announced(node: NodeProcess) -> None:
+    """Wait until the node has announced everything once: announcements are paced under the receivers' limits.
+
+    Raises RuntimeError after ANNOUNCE_TIMEOUT_S.
+    """
+    deadline = time.monotonic() + ANNOUNCE_TIMEOUT_S
+    with Client(node.home) as client:
+        while time.monotonic() < deadline:
+            announcing = client.status()["announcing"]
+            if announcing["announced"] == announcing["keys"]:
+                return
+            time.sleep(0.2)
+    raise RuntimeError(f"the node on {node.home} could not announce within {ANNOUNCE_TIMEOUT_S:.0f} s")

@@ -10,7 +10,6 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -18,16 +17,14 @@ from typing import Any
 from rich.console import Console
 
 from bench.demo.show import show
-from bench.processes import NODE, NodeProcess, environment, node_process
+from bench.processes import NODE, NodeProcess, environment, node_process, wait_announced
 from bench.smollm2 import ensure_model
-from p2pkv.client.sync import Client
 
 DOCUMENT = Path(__file__).parent / "constitution.txt"
 OUTPUT = Path(__file__).parent.parent.parent / "build" / "demo.json"
 DTYPES = ("bfloat16", "float32")
 MIRRORS = 3
 _LIAR = ("-m", "bench.demo.liar")
-_ANNOUNCE_TIMEOUT_S = 120.0
 
 console = Console(highlight=False)
 
@@ -72,7 +69,7 @@ def _run(folder: Path, stack: ExitStack, model: Path, *, chaos: bool) -> list[di
         console.print(f"mirror {index + 1} holds both artifacts{', and will lie about every block' if liar else ''}")
     with console.status("waiting until everything is announced"):
         for announcing in (publisher, *mirrors):
-            _wait_announced(announcing)
+            wait_announced(announcing)
     names = {publisher.peer_id: "publisher"} | {node.peer_id: f"mirror {i + 1}" for i, node in enumerate(mirrors)}
     rows: list[dict[str, Any]] = []
     for dtype in DTYPES:
@@ -93,18 +90,6 @@ def _command(node: NodeProcess, *arguments: str) -> dict[str, Any]:
     done = subprocess.run(command, env=environment(node.home), stdout=subprocess.PIPE, text=True, check=True)
     result: dict[str, Any] = json.loads(done.stdout)
     return result
-
-
-def _wait_announced(node: NodeProcess) -> None:
-    """Wait until the node has announced everything once: announcements are paced under the receivers' limits."""
-    deadline = time.monotonic() + _ANNOUNCE_TIMEOUT_S
-    with Client(node.home) as client:
-        while time.monotonic() < deadline:
-            announcing = client.status()["announcing"]
-            if announcing["announced"] == announcing["keys"]:
-                return
-            time.sleep(0.2)
-    raise RuntimeError(f"the node on {node.home} could not announce within {_ANNOUNCE_TIMEOUT_S:.0f} s")
 
 
 def _figures(rows: list[dict[str, Any]], *, chaos: bool) -> dict[str, float]:

@@ -1,0 +1,132 @@
+"""What one transfer took: time, CPU, memory and bytes on the wire."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from bench.transfer.netns import loopback_bytes
+from p2pkv.units import KIB, MIB
+
+_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+_SETTLE_STEP_S: Final = 0.5
+_SETTLE_AT_MOST_S: Final = 30.0
+_LONGEST_TICK_S: Final = 0.5  # libtorrent's
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One transfer of ``data_bytes``, verified.
+
+    ``seconds`` run from the call to the last byte, ``first_byte_s`` to the first. CPU seconds are user and system time of
+    exactly the transfer. ``rss_growth_bytes`` is how far the receiver's peak memory went beyond its memory before the call,
+    less the data where the receiver holds them in its own memory. ``wire_bytes`` went through loopback, in both directions
+    and with headers; ``None`` where others use loopback too. ``details`` are for people.
+    """
+
+    data_bytes: int
+    seconds: float
+    first_byte_s: float
+    receiver_cpu_s: float
+    senders_cpu_s: float
+    rss_growth_bytes: int
+    wire_bytes: int | None
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def rate_mib_s(self) -> float:
+        return self.data_bytes / MIB / self.seconds
+
+    def to_row(self) -> dict[str, Any]:
+        """Return what a row of the JSON says of it."""
+        row: dict[str, Any] = {
+            "data_mib": self.data_bytes / MIB,
+            "mib_s": self.rate_mib_s,
+            "seconds": self.seconds,
+            "first_byte_s": self.first_byte_s,
+            "receiver_cpu_s": self.receiver_cpu_s,
+            "senders_cpu_s": self.senders_cpu_s,
+            "rss_growth_mib": self.rss_growth_bytes / MIB,
+        }
+        if self.wire_bytes is not None:
+            row["wire_ratio"] = self.wire_bytes / self.data_bytes
+        return {**row, "details": dict(self.details)} if self.details else row
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What :class:`Meter` saw; see :class:`Measurement`."""
+
+    receiver_cpu_s: float
+    senders_cpu_s: float
+    peak_growth_bytes: int
+    wire_bytes: int | None
+
+
+class Meter:
+    """Counts from its making to :meth:`stop`.
+
+    With ``calls_here`` the receiver works on behalf of this process, whose CPU time is then the receiver's too.
+    """
+
+    def __init__(self, receiver: int, senders: Sequence[int], *, isolated: bool, calls_here: bool = False) -> None:
+        self._receiver = receiver
+        self._senders = senders
+        self._isolated = isolated
+        self._calls_here = calls_here
+        # Resets the high-water mark of the receiver's memory (proc(5), "clear_refs"); it is ours, so we may.
+        Path(f"/proc/{receiver}/clear_refs").write_text("5")
+        self._rss = _status_bytes(receiver, "VmRSS")
+        self._wire = loopback_bytes() if isolated else 0
+        self._senders_cpu = sum(map(cpu_seconds, senders))
+        self._receiver_cpu = self._receivers_cpu()
+
+    def stop(self) -> Usage:
+        receiver_cpu = self._receivers_cpu()
+        senders_cpu = sum(map(cpu_seconds, self._senders))
+        return Usage(
+            receiver_cpu_s=receiver_cpu - self._receiver_cpu,
+            senders_cpu_s=senders_cpu - self._senders_cpu,
+            peak_growth_bytes=_status_bytes(self._receiver, "VmHWM") - self._rss,
+            wire_bytes=loopback_bytes() - self._wire if self._isolated else None,
+        )
+
+    def _receivers_cpu(self) -> float:
+        return cpu_seconds(self._receiver) + (time.process_time() if self._calls_here else 0.0)
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the user and system time of a living process, its ended threads included, to a clock tick."""
+    # The name of the process stands in parentheses and may hold anything.
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
+def settle(pids: Sequence[int], at_least_s: float = 0.0) -> None:
+    """Wait until the processes have nothing to do, as those that have run for a while, and all earlier writes are done.
+
+    Then wait for a random moment, so that a system that works in ticks is met in any part of one.
+    """
+    os.sync()
+    time.sleep(at_least_s)
+    deadline = time.monotonic() + _SETTLE_AT_MOST_S
+    before = sum(map(cpu_seconds, pids))
+    while time.monotonic() < deadline:
+        time.sleep(_SETTLE_STEP_S)
+        now = sum(map(cpu_seconds, pids))
+        if now - before <= 1 / _TICKS_PER_S:
+            break
+        before = now
+    time.sleep(random.uniform(0, _LONGEST_TICK_S))
+
+
+def _status_bytes(pid: int, name: str) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * KIB
+    raise RuntimeError(f"/proc/{pid}/status has no {name}")
