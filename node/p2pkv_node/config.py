@@ -11,6 +11,7 @@ from typing import Any
 
 from p2pkv.errors import UsageError
 from p2pkv.store.home import default_home
+from p2pkv.units import parse_bytes
 
 # A node that shares has to be reachable, so the default listens on all interfaces; `--listen` narrows it.
 DEFAULT_LISTEN = ("/ip4/0.0.0.0/tcp/4101",)
@@ -23,7 +24,8 @@ class NodeConfig:
 
     ``listen`` and ``announce`` are multiaddrs (``announce`` replaces what others are told), ``bootstrap`` multiaddrs with
     ``/p2p/<peer id>``; ``bulk`` keeps the TLS lane for blocks, on the hosts of ``listen`` at ``bulk_port`` (0: a free one);
-    ``mirror`` announces what was fetched.
+    ``mirror`` announces what was fetched. ``upload_limit`` bounds what all peers together are sent, ``upload_limit_per_peer``
+    what each is, in bytes of blocks per second; 0 is no limit. They may be given as text such as ``10MiB``.
     """
 
     home: Path
@@ -33,12 +35,15 @@ class NodeConfig:
     bulk: bool = True
     bulk_port: int = 0
     mirror: bool = True
+    upload_limit: int = 0
+    upload_limit_per_peer: int = 0
     log_level: str = "info"
 
 
 _NAMES = frozenset(field.name for field in fields(NodeConfig)) - {"home"}
 _LISTS = frozenset({"listen", "announce", "bootstrap"})
 _FLAGS = frozenset({"bulk", "mirror"})
+_SIZES = frozenset({"upload_limit", "upload_limit_per_peer"})
 
 
 def load_config(
@@ -96,6 +101,8 @@ def _checked(name: str, value: Any, source: str) -> Any:
             return str(value).lower() in _TRUE
     if name == "bulk_port" and str(value).isdecimal() and int(value) <= 65_535:
         return int(value)
+    if name in _SIZES and (count := parse_bytes(str(value))) is not None:
+        return count
     if name == "log_level" and str(value).lower() in ("debug", "info", "warning", "error"):
         return str(value).lower()
     raise UsageError(f"{source} sets {name} to {value!r}, which is not possible", advice=advice)

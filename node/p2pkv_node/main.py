@@ -39,6 +39,13 @@ def node(
     bulk: Annotated[bool | None, typer.Option(help="Keep the fast TLS lane for blocks. [env: P2PKV_BULK]")] = None,
     bulk_port: Annotated[int | None, typer.Option(help="Port of that lane; 0 takes a free one.")] = None,
     mirror: Annotated[bool | None, typer.Option(help="Announce what was fetched. [env: P2PKV_MIRROR]")] = None,
+    upload_limit: Annotated[
+        str | None,
+        typer.Option(help="Bytes sent to all peers per second, such as 10MiB; 0: no limit. [env: P2PKV_UPLOAD_LIMIT]"),
+    ] = None,
+    upload_limit_per_peer: Annotated[
+        str | None, typer.Option(help="The same for each peer. [env: P2PKV_UPLOAD_LIMIT_PER_PEER]")
+    ] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error. [env: P2PKV_LOG_LEVEL]")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the ready line and errors as JSON.")] = False,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,

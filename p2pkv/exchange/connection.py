@@ -192,43 +192,29 @@ class ConsumerConnection(_Connection):
 
 
 class ProviderConnection(_Connection):
-    """The end that serves. Wants queue up in order until the driver takes them with :meth:`take_wants`."""
+    """The end that serves. Wants and cancels come out of :meth:`receive_data`; the driver answers each want once."""
 
     def __init__(self, agent: str, features: frozenset[str] = frozenset()) -> None:
         super().__init__(agent, features, FROM_CONSUMER)
-        self._wants: OrderedDict[Cid, None] = OrderedDict()
         self._lacking: OrderedDict[Cid, None] = OrderedDict()
 
     def _take(self, message: Message) -> None:
         match message:
             case WantBlocks(cids):
+                self._check_unsent()
                 for cid in cids:
-                    self._wants[cid] = None
                     self._lacking.pop(cid, None)
-                if len(self._wants) > MAX_WANTS_PER_PEER:
-                    raise ProtocolError(f"more than {MAX_WANTS_PER_PEER} wants outstanding")
             case Cancel(cids):
                 for cid in cids:
-                    self._wants.pop(cid, None)
                     self._lacking.pop(cid, None)
             case Query() | BulkRequest():
-                if len(self._outgoing) > MAX_UNSENT_BYTES:
-                    raise ProtocolError(f"more questions, while {MAX_UNSENT_BYTES} bytes of answers are not read")
+                self._check_unsent()
             case _:
                 pass
 
-    @property
-    def wants(self) -> int:
-        """How many wants wait to be served."""
-        return len(self._wants)
-
-    def take_wants(self, count: int) -> list[Cid]:
-        """Take up to ``count`` wants in the order they were asked."""
-        taken: list[Cid] = []
-        while self._wants and len(taken) < count:
-            cid, _ = self._wants.popitem(last=False)
-            taken.append(cid)
-        return taken
+    def _check_unsent(self) -> None:
+        if len(self._outgoing) > MAX_UNSENT_BYTES:
+            raise ProtocolError(f"more questions, while {MAX_UNSENT_BYTES} bytes of answers are not read")
 
     def answer(self, request: int, matches: Sequence[Match]) -> None:
         self._send(Matches(request, tuple(matches)))

@@ -33,6 +33,7 @@ from p2pkv.limits import (
 PROTOCOL_ID: Final = "/p2pkv/exchange/1.0.0"
 VERSION: Final = 1
 HEADER_BYTES: Final = 5
+BLOCK_HEADER_BYTES: Final = HEADER_BYTES + CID_BYTES
 TOKEN_BYTES: Final = 32
 _MAX_REQUEST_ID: Final = 2**31 - 1
 

@@ -1,49 +1,93 @@
-"""The provider's driver: answers queries and serves wants on each channel that a peer opens."""
+"""The provider's driver: answers queries and serves wants on each channel that a peer opens.
+
+What is sent next is decided by the scheduler alone (:mod:`p2pkv.upload.scheduler`); a block is read from the store when it is
+granted and its lane or stream takes it, and not before.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import trio
 
-from p2pkv.errors import IntegrityError, NotFoundError, P2pkvError, PeerUnreachableError, ProtocolError
+from p2pkv.artifact.match import Match
+from p2pkv.errors import MachineError, NotFoundError, P2pkvError, PeerUnreachableError, ProtocolError
 from p2pkv.exchange.connection import BULK, ProviderConnection
-from p2pkv.exchange.messages import BulkOffered, BulkRequest, ErrorMessage, Query, block_header
+from p2pkv.exchange.messages import (
+    BLOCK_HEADER_BYTES,
+    BulkOffered,
+    BulkRequest,
+    Cancel,
+    ErrorMessage,
+    Message,
+    Query,
+    WantBlocks,
+    block_header,
+)
 from p2pkv.formats.cid import Cid, Codec
-from p2pkv.limits import HELLO_TIMEOUT_S, MAX_QUERY_MATCHES, MAX_STREAMS_PER_PEER
+from p2pkv.limits import (
+    HELLO_TIMEOUT_S,
+    MAX_QUERIES_AT_ONCE,
+    MAX_QUERY_MATCHES,
+    MAX_STREAMS_PER_PEER,
+    UPLOAD_QUANTUM_BYTES,
+)
 from p2pkv.ports import BulkSender, Channel, PeerId
 from p2pkv.swarm.context import Context
+from p2pkv.units import KIB
+from p2pkv.upload.rates import RateMeter
+from p2pkv.upload.scheduler import Grant, Scheduler, Stream
 
 logger = logging.getLogger(__name__)
 
-# Blocks read in one go: enough to spare thread switches, few enough to hold in memory for each peer that is served.
-_READ_BATCH = 8
+# Small messages are worked on in pieces of this, so that a storm of them does not hold up the event loop: some milliseconds.
+_PIECE_BYTES = 16 * KIB
+# A peer that broke the rules is not waited for longer than this before its channel is closed.
+_REFUSAL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class ServerStatistics:
-    """What this node has served since it started."""
+    """What this node has served since it started, and what it serves now: bytes per second, and bytes under way by peer."""
 
     channels: int
     blocks: int
     bytes: int
     refused: int
+    rate: float
+    outstanding_by_peer: Mapping[PeerId, int]
 
 
 class Server:
-    """Serves every channel until it ends. One instance per node."""
+    """Serves every channel until it ends. One instance per node; :meth:`run` keeps its limits, in bytes per second."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, *, limit: float = math.inf, limit_per_peer: float = math.inf) -> None:
         self._context = context
-        self._sessions: set[_Session] = set()
+        self.scheduler = Scheduler(trio.current_time(), limit=limit, limit_per_peer=limit_per_peer)
+        self._sessions: dict[Stream, _Session] = {}  # in the order opened, so that equal seeds give equal traces
         self._streams: dict[PeerId, int] = {}
+        self._query_turns: dict[PeerId, trio.Lock] = {}
+        self._query_slots = trio.Semaphore(MAX_QUERIES_AT_ONCE)
+        self._timer_changed = trio.Event()
+        self._meter = RateMeter()
         self.blocks = 0
         self.bytes = 0
         self.refused = 0
+
+    async def run(self) -> None:
+        """Grant again what a limit of the rate has held back, when it is time. For ever."""
+        while True:
+            timer = self.scheduler.get_timer()
+            with trio.move_on_at(math.inf if timer is None else timer) as sleep:
+                await self._timer_changed.wait()
+            self._timer_changed = trio.Event()
+            if sleep.cancelled_caught:
+                self.grant()
 
     async def serve(self, channel: Channel) -> None:
         """Serve one channel until the peer closes it or breaks the rules. Raises nothing for what a peer does."""
@@ -53,24 +97,53 @@ class Server:
             await channel.aclose()
             return
         self._streams[peer] = self._streams.get(peer, 0) + 1
+        self._query_turns.setdefault(peer, trio.Lock())
         session = _Session(self, self._context, channel)
-        self._sessions.add(session)
+        self._sessions[session.stream] = session
         try:
             await session.run()
         finally:
-            self._sessions.discard(session)
+            del self._sessions[session.stream]
+            self.scheduler.close(session.stream, trio.current_time())
             self._streams[peer] -= 1
             if not self._streams[peer]:
-                del self._streams[peer]
+                del self._streams[peer], self._query_turns[peer]
+            self.grant()
 
     def gained(self, cids: Iterable[Cid]) -> None:
         """Push haves to the peers that asked for ``cids`` in vain."""
         news = tuple(cids)
-        for session in self._sessions:
+        for session in self._sessions.values():
             session.gained(news)
 
     def statistics(self) -> ServerStatistics:
-        return ServerStatistics(len(self._sessions), self.blocks, self.bytes, self.refused)
+        outstanding = self.scheduler.outstanding_by_peer()
+        rate = self._meter.rate(trio.current_time())
+        return ServerStatistics(len(self._sessions), self.blocks, self.bytes, self.refused, rate, outstanding)
+
+    # --- for sessions --------------------------------------------------------------------------------------------------
+
+    def grant(self) -> None:
+        """Hand out what may be sent now; after whatever changes that."""
+        before = self.scheduler.get_timer()
+        granted: dict[_Session, list[Grant]] = {}
+        for grant in self.scheduler.grant(trio.current_time()):
+            granted.setdefault(self._sessions[grant.stream], []).append(grant)
+        for session, grants in granted.items():
+            session.granted(grants)
+        if self.scheduler.get_timer() != before:
+            self._timer_changed.set()
+
+    def count(self, blocks: int, size: int) -> None:
+        """Take note of what was sent."""
+        self.blocks += blocks
+        self.bytes += size
+        self._meter.add(size, trio.current_time())
+
+    async def match(self, peer: PeerId, keys: Sequence[bytes]) -> Sequence[Match]:
+        """Look a query up: one at a time for each peer, few at a time for all."""
+        async with self._query_turns[peer], self._query_slots:
+            return await self._context.offload(partial(self._context.catalog.match, keys))
 
 
 class _Session:
@@ -80,111 +153,214 @@ class _Session:
         self._server = server
         self._context = context
         self._channel = channel
+        self.stream = server.scheduler.open(channel.peer_id, trio.current_time())
         features = frozenset({BULK}) if context.bulk is not None else frozenset()
         self._connection = ProviderConnection(context.agent, features)
-        self._lane: BulkSender | None = None
+        self._granted: deque[Grant] = deque()  # for the channel
+        self._lanes: list[_Lane] = []
         self._over = False
         self._wake = trio.Event()
+        self._all_said = trio.Event()
 
     def gained(self, cids: tuple[Cid, ...]) -> None:
         self._connection.gained(cids)
         self._wake.set()
 
+    def granted(self, grants: Sequence[Grant]) -> None:
+        """Send over a lane where there is one; nodes are small and stay on the stream, whose frames bound their size."""
+        over_lane: list[Grant] = []
+        for grant in grants:
+            (over_lane if self._lanes and grant.cid.codec is Codec.RAW else self._granted).append(grant)
+        if over_lane:
+            min(self._lanes, key=lambda lane: lane.outstanding).send(over_lane)
+        self._wake.set()
+
+    def sent(self, blocks: int, size: int, granted: int, missing: Sequence[Cid]) -> None:
+        """Blocks of ``size`` bytes together have gone out, of ``granted`` bytes; those that are missing have not."""
+        self._server.count(blocks, size)
+        if missing:
+            self._connection.dont_have(missing)
+            self._wake.set()
+        self._server.scheduler.sent(self.stream, granted, trio.current_time())
+        self._server.grant()
+
+    def read_block(self, cid: Cid, buffer: memoryview) -> int:
+        """Read a block into ``buffer``; return 0 where it is not here. For worker threads."""
+        try:
+            return self._context.store.read_into(cid, buffer)
+        except MachineError as error:
+            logger.warning("block %s cannot be served: %s", cid, error)
+        except P2pkvError:
+            pass  # a damaged block is as good as none, and is never served
+        return 0
+
     async def run(self) -> None:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._send)
-                await self._receive()
+                try:
+                    await self._receive()
+                except ProtocolError as error:
+                    await self._refuse(error)
                 nursery.cancel_scope.cancel()
         except* PeerUnreachableError:
             pass  # the peer left; nothing to tell anybody
-        except* ProtocolError as group:
-            await self._refuse(group)
         finally:
             self._over = True
-            if self._lane is not None:
-                self._lane.close()
+            for lane in tuple(self._lanes):
+                lane.close()
             await self._channel.aclose()
 
-    async def _refuse(self, group: BaseExceptionGroup[ProtocolError]) -> None:
-        """Tell the peer what rule it broke, briefly, and log it."""
-        error = next(e for e in group.exceptions if isinstance(e, P2pkvError))
+    async def _refuse(self, error: ProtocolError) -> None:
+        """Tell the peer what rule it broke, behind what is being sent, if it reads that soon; and log it."""
         self._server.refused += 1
         logger.info("refused %s: %s [%s]", self._channel.peer_id, error.message, error.code)
         self._connection.fail(error)
-        with trio.move_on_after(1):
-            try:
-                await self._channel.send(self._connection.data_to_send())
-            except PeerUnreachableError:
-                return
+        self._over = True
+        self._wake.set()
+        with trio.move_on_after(_REFUSAL_S):
+            await self._all_said.wait()
+
+    # --- what the peer says --------------------------------------------------------------------------------------------
 
     async def _receive(self) -> None:
         with trio.move_on_after(HELLO_TIMEOUT_S) as patience:
             while data := await self._channel.receive():
-                for message in self._connection.receive_data(data):
-                    patience.deadline = math.inf
-                    match message:
-                        case Query(request, keys):
-                            matches = await self._context.offload(partial(self._context.catalog.match, keys))
-                            self._connection.answer(request, matches[:MAX_QUERY_MATCHES])
-                        case BulkRequest():
-                            self._offer_lane()
-                        case ErrorMessage(code, text):
-                            logger.info("%s gave up: %s [%s]", self._channel.peer_id, text, code)
+                for start in range(0, len(data), _PIECE_BYTES):
+                    for message in self._connection.receive_data(data[start : start + _PIECE_BYTES]):
+                        patience.deadline = math.inf
+                        if isinstance(message, ErrorMessage):
+                            logger.info("%s gave up: %s [%s]", self._channel.peer_id, message.message, message.code)
                             return
-                        case _:
-                            pass  # wants and cancels are in the queue already
-                self._wake.set()
+                        await self._handle(message)
+                    self._server.grant()
+                    self._wake.set()
+                    await trio.lowlevel.checkpoint()
         if patience.cancelled_caught:
             raise ProtocolError(f"no hello within {HELLO_TIMEOUT_S:.0f} s")
 
+    async def _handle(self, message: Message) -> None:
+        match message:
+            case WantBlocks(cids):
+                for hear in tuple(self._context.asked):
+                    hear(self._channel.peer_id, cids)
+                self._want(cids)
+            case Cancel(cids):
+                self._server.scheduler.cancel(self.stream, cids)
+            case Query(request, keys):
+                matches = await self._server.match(self._channel.peer_id, keys)
+                self._connection.answer(request, matches[:MAX_QUERY_MATCHES])
+            case BulkRequest():
+                self._offer_lane()
+            case _:
+                pass
+
+    def _want(self, cids: Sequence[Cid]) -> None:
+        sizes = [(cid, self._size(cid)) for cid in cids]
+        self._server.scheduler.want(self.stream, [(cid, size) for cid, size in sizes if size is not None], trio.current_time())
+        self._connection.dont_have([cid for cid, size in sizes if size is None])
+
+    def _size(self, cid: Cid) -> int | None:
+        """Return the bytes of a block, ``None`` for one that is not here."""
+        store = self._context.store
+        try:
+            return store.size(cid) if store.has(cid) else None
+        except NotFoundError:
+            return None  # another thread found it damaged between the two look-ups
+
     def _offer_lane(self) -> None:
+        lane = _Lane(self)
         bulk = self._context.bulk
-        offer = None if bulk is None or self._lane else bulk.offer(self._channel.peer_id, want_sender=self._attach)
+        offer = None if bulk is None else bulk.offer(self._channel.peer_id, lane, want_sender=lane.attach)
         self._connection.offer_bulk(BulkOffered(offer.port, offer.token, offer.fingerprint) if offer else None)
 
-    def _attach(self, lane: BulkSender) -> None:
-        if self._over:
-            lane.close()  # the consumer redeemed its token after it had left
-        else:
-            self._lane = lane
+    # --- over the stream -----------------------------------------------------------------------------------------------
 
     async def _send(self) -> None:
         while True:
             data = self._connection.data_to_send()
             if data:
                 await self._channel.send(data)
-            elif self._connection.wants:
-                await self._serve_wants()
+            elif self._over:
+                self._all_said.set()
+                return
+            elif self._granted:
+                await self._send_blocks()
             else:
                 await self._wake.wait()
                 self._wake = trio.Event()
 
-    async def _serve_wants(self) -> None:
-        cids = self._connection.take_wants(_READ_BATCH)
-        blocks = await self._context.offload(lambda: [self._read(cid) for cid in cids])
-        missing = [cid for cid, data in zip(cids, blocks, strict=True) if data is None]
-        for cid, data in zip(cids, blocks, strict=True):
-            if data is not None:
-                await self._send_block(cid, data)
-        if missing:
-            self._connection.dont_have(missing)
+    async def _send_blocks(self) -> None:
+        """Send one block, or several small ones that are read in one go."""
+        batch = [self._granted.popleft()]
+        total = batch[0].size
+        while self._granted and total + self._granted[0].size <= UPLOAD_QUANTUM_BYTES:
+            batch.append(self._granted.popleft())
+            total += batch[-1].size
+        frames = await self._context.offload(lambda: [self._read_frame(grant) for grant in batch])
+        for grant, frame in zip(batch, frames, strict=True):
+            if frame is None:
+                self.sent(0, 0, grant.size, [grant.cid])
+            else:
+                await self._channel.send(frame)
+                self.sent(1, len(frame) - BLOCK_HEADER_BYTES, grant.size, ())
 
-    def _read(self, cid: Cid) -> bytes | None:
-        try:
-            return self._context.store.read(cid)
-        except (NotFoundError, IntegrityError):
-            return None  # a damaged block is as good as none, and is never served
+    def _read_frame(self, grant: Grant) -> memoryview | None:
+        """Read a block behind its header, so that both are sent at once; ``None`` where it is not here."""
+        frame = memoryview(bytearray(BLOCK_HEADER_BYTES + grant.size))
+        size = self.read_block(grant.cid, frame[BLOCK_HEADER_BYTES:])
+        frame[:BLOCK_HEADER_BYTES] = block_header(grant.cid, size)
+        return frame[: BLOCK_HEADER_BYTES + size] if size else None
 
-    async def _send_block(self, cid: Cid, data: bytes) -> None:
-        """Send over the lane where there is one; nodes are small and stay on the stream, whose frames bound their size."""
-        if self._lane is not None and cid.codec is Codec.RAW:
-            try:
-                await self._lane.send_block(cid, data)
-            except PeerUnreachableError:
-                self._lane = None  # the consumer asks again for what the lane lost
-        if self._lane is None or cid.codec is not Codec.RAW:
-            await self._channel.send(block_header(cid, len(data)))
-            await self._channel.send(data)
-        self._server.blocks += 1
-        self._server.bytes += len(data)
+    # --- over lanes ----------------------------------------------------------------------------------------------------
+
+    def lane_opened(self, lane: _Lane) -> None:
+        if self._over:
+            lane.close()  # the consumer redeemed its token after it had left
+        else:
+            self._lanes.append(lane)
+
+    def lane_closed(self, lane: _Lane) -> None:
+        if lane in self._lanes:
+            self._lanes.remove(lane)
+
+
+class _Lane:
+    """One bulk lane of a session, and what it was given and has not sent yet (``BulkSource``)."""
+
+    def __init__(self, session: _Session) -> None:
+        self._session = session
+        self._sender: BulkSender | None = None
+        self._given: deque[Grant] = deque()
+        self.outstanding = 0
+
+    def attach(self, sender: BulkSender) -> None:
+        self._sender = sender
+        self._session.lane_opened(self)
+
+    def close(self) -> None:
+        if self._sender is not None:
+            self._sender.close()
+
+    def send(self, grants: Sequence[Grant]) -> None:
+        """Send blocks; the consumer asks again for what the lane loses."""
+        self._given += grants
+        self.outstanding += sum(grant.size for grant in grants)
+        if self._sender is not None:
+            self._sender.send_blocks([grant.cid for grant in grants])
+
+    def read_block(self, cid: Cid, buffer: memoryview) -> int:
+        return self._session.read_block(cid, buffer)
+
+    def blocks_sent(self, sizes: Sequence[int]) -> None:
+        grants = [self._given.popleft() for _ in sizes]
+        missing = [grant.cid for grant, size in zip(grants, sizes, strict=True) if not size]
+        granted = sum(grant.size for grant in grants)
+        self.outstanding -= granted
+        self._session.sent(len(grants) - len(missing), sum(sizes), granted, missing)
+
+    def lane_closed(self) -> None:
+        self._session.lane_closed(self)
+        granted, self.outstanding = self.outstanding, 0
+        self._given.clear()
+        self._session.sent(0, 0, granted, ())

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from p2pkv.errors import UsageError
+from p2pkv.units import GIB, MIB
 from p2pkv_node.config import DEFAULT_LISTEN, NodeConfig, load_config
 
 A, B, C = "/ip4/127.0.0.1/tcp/1", "/ip4/127.0.0.1/tcp/2", "/ip4/127.0.0.1/tcp/3"
@@ -23,7 +24,7 @@ def load(
 
 def test_defaults(tmp_path: Path) -> None:
     assert load(tmp_path) == NodeConfig(tmp_path)
-    assert NodeConfig(tmp_path) == NodeConfig(tmp_path, DEFAULT_LISTEN, (), (), True, 0, True, "info")
+    assert NodeConfig(tmp_path) == NodeConfig(tmp_path, DEFAULT_LISTEN, (), (), True, 0, True, 0, 0, "info")
 
 
 def test_each_source_wins_over_the_one_before(tmp_path: Path) -> None:
@@ -40,6 +41,15 @@ def test_the_environment_has_lists_by_commas_and_flags_by_words(tmp_path: Path) 
     env = {"P2PKV_LISTEN": f"{A},{B},", "P2PKV_BULK": "off", "P2PKV_MIRROR": "Yes", "P2PKV_LOG_LEVEL": "DEBUG"}
     found = load(tmp_path, env=env)
     assert (found.listen, found.bulk, found.mirror, found.log_level) == ((A, B), False, True, "debug")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("0", 0), ("1000000", 1_000_000), ("10MiB", 10 * MIB), ("1.5 kib", 1536), ("2GiB", 2 * GIB)]
+)
+def test_limits_are_numbers_of_bytes_or_sizes(tmp_path: Path, text: str, value: int) -> None:
+    assert load(tmp_path, env={"P2PKV_UPLOAD_LIMIT": text}).upload_limit == value
+    assert load(tmp_path, flags={"upload_limit_per_peer": text}).upload_limit_per_peer == value
+    assert load(tmp_path, text=f'upload_limit = "{text}"\nupload_limit_per_peer = 5\n').upload_limit_per_peer == 5
 
 
 @pytest.mark.parametrize(("word", "value"), [("1", True), ("TRUE", True), ("on", True), ("0", False), ("no", False)])
@@ -76,6 +86,12 @@ BAD: list[tuple[str, Any, str]] = [
     ("bulk_port", "http", '"http"'),
     ("bulk_port", True, "true"),
     ("bulk_port", 1.5, "1.5"),
+    ("upload_limit", "fast", '"fast"'),
+    ("upload_limit", -1, "-1"),
+    ("upload_limit", True, "true"),
+    ("upload_limit_per_peer", "10MB", '"10MB"'),
+    ("upload_limit_per_peer", "", '""'),
+    ("upload_limit_per_peer", "1e9", '"1e9"'),
     ("log_level", "loud", '"loud"'),
     ("log_level", 3, "3"),
     ("lsiten", [A], f'["{A}"]'),

@@ -1,0 +1,1 @@
+"""Which want of which peer is served next. Sans-IO."""
