@@ -1,14 +1,18 @@
 """Twins of the libp2p network: nodes of one :class:`World` in one process, over memory channels.
 
-A node may be slow (``latency_s``, ``bytes_per_second`` of what it sends) and may die (:meth:`World.kill`): its channels break,
-and nobody can dial it any more. All waiting is trio's, so a mock clock runs it in virtual time.
+Each node has a link to the world: a latency, and a rate in each direction that all its channels share fairly, piece by piece.
+It may die (:meth:`World.kill`): its channels break, and nobody can dial it any more; or freeze: its channels stay, and nothing
+goes out. All waiting is trio's, so a mock clock runs it in virtual time. Bytes are counted as channels carry them: what
+encryption and packets add is left out.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Final
 
 import trio
@@ -16,13 +20,23 @@ import trio
 from p2pkv.errors import P2pkvError, PeerUnreachableError
 from p2pkv.ports import Buffer, Channel, PeerAddress, PeerId
 from p2pkv.swarm.background import open_background
-from p2pkv.units import KIB
+from p2pkv.units import KIB, MIB
 
 logger = logging.getLogger(__name__)
 
-# What is under way in one direction, as in a yamux stream: so many pieces of this size, then the sender waits.
-_PIECE_BYTES: Final = 64 * KIB
-_PIECES_UNDER_WAY: Final = 4
+# What travels in one go: small enough that channels take turns often.
+_PIECE_BYTES: Final = 128 * KIB
+# What may be under way in one direction of a channel, as a transport's window: then the sender waits for the reader.
+_WINDOW_BYTES: Final = MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """How a node is connected. ``latency_s`` is one way, from or to the middle of the world; rates are bytes per second."""
+
+    up: float | None = None
+    down: float | None = None
+    latency_s: float = 0.0
 
 
 class World:
@@ -32,9 +46,8 @@ class World:
         self.nursery = nursery
         self.nodes: dict[PeerId, MemoryNetwork] = {}
 
-    def add_node(self, peer_id: PeerId, *, latency_s: float = 0.0, bytes_per_second: float | None = None) -> MemoryNetwork:
-        """Add a node. ``latency_s`` delays what it dials and receives; ``bytes_per_second`` bounds all that it sends."""
-        node = MemoryNetwork(self, peer_id, latency_s=latency_s, bytes_per_second=bytes_per_second)
+    def add_node(self, peer_id: PeerId, link: Link | None = None) -> MemoryNetwork:
+        node = MemoryNetwork(self, peer_id, link or Link())
         self.nodes[peer_id] = node
         return node
 
@@ -50,18 +63,35 @@ async def open_world() -> AsyncIterator[World]:
         yield World(nursery)
 
 
+class _Pipe:
+    """One direction of a node's link. Whoever reserves next is served next, so channels that send piece by piece share it."""
+
+    def __init__(self, bytes_per_second: float | None) -> None:
+        self._rate = bytes_per_second
+        self._free_at = 0.0
+
+    def reserve(self, size: int, start: float) -> float:
+        """Return when ``size`` bytes that come at ``start`` are through."""
+        if self._rate is None:
+            return start
+        self._free_at = max(self._free_at, start) + size / self._rate
+        return self._free_at
+
+
 class MemoryNetwork:
     """A node of the world: the port :class:`p2pkv.ports.Network`."""
 
-    def __init__(self, world: World, peer_id: PeerId, *, latency_s: float, bytes_per_second: float | None) -> None:
-        self.latency_s = latency_s
-        self.bytes_per_second = bytes_per_second
-        self.uplink = trio.Lock()
-        self.channels: set[MemoryChannel] = set()
+    def __init__(self, world: World, peer_id: PeerId, link: Link) -> None:
+        self.link = link
+        self.up, self.down = _Pipe(link.up), _Pipe(link.down)
+        self.sent_bytes = 0
+        self.received_bytes = 0
+        self.channels: dict[MemoryChannel, None] = {}  # in the order opened, so that equal seeds give equal traces
         self._world = world
         self._peer_id = peer_id
         self._handler: Callable[[Channel], Awaitable[None]] | None = None
-        self._serving: set[trio.CancelScope] = set()
+        self._serving: dict[trio.CancelScope, None] = {}
+        self._thaw: trio.Event | None = None
 
     @property
     def peer_id(self) -> PeerId:
@@ -75,13 +105,32 @@ class MemoryNetwork:
         self._handler = handler
 
     async def open_channel(self, peer: PeerAddress) -> Channel:
-        await trio.sleep(self.latency_s)
         other = self._world.nodes.get(peer.peer_id)
-        if other is None or other is self or other._handler is None or self._world.nodes.get(self._peer_id) is not self:
+        await trio.sleep(2 * _latency(self, other or self))
+        if other is None or other is self or other._handler is None or not (self.alive and other.alive):
             raise PeerUnreachableError(f"{peer.peer_id} cannot be dialled.")
         mine, theirs = _channel_pair(self, other)
         self._world.nursery.start_soon(other._serve, theirs, other._handler)
         return mine
+
+    @property
+    def alive(self) -> bool:
+        return self._world.nodes.get(self._peer_id) is self
+
+    def freeze(self) -> None:
+        """Send nothing any more, as a machine that hangs: its connections stay open."""
+        if self._thaw is None:
+            self._thaw = trio.Event()
+
+    def thaw(self) -> None:
+        """Go on after :meth:`freeze`."""
+        if self._thaw is not None:
+            self._thaw.set()
+            self._thaw = None
+
+    async def thawed(self) -> None:
+        while self._thaw is not None:
+            await self._thaw.wait()
 
     def die(self) -> None:
         for channel in tuple(self.channels):
@@ -91,7 +140,7 @@ class MemoryNetwork:
 
     async def _serve(self, channel: MemoryChannel, handler: Callable[[Channel], Awaitable[None]]) -> None:
         with trio.CancelScope() as scope:
-            self._serving.add(scope)
+            self._serving[scope] = None
             try:
                 await handler(channel)
             except P2pkvError as error:
@@ -99,27 +148,80 @@ class MemoryNetwork:
             except Exception:
                 logger.exception("the handler of a channel of %s failed", channel.peer_id)
             finally:
-                self._serving.discard(scope)
+                self._serving.pop(scope, None)
                 channel.close()
+
+
+class _Way:
+    """One direction of a channel: pieces under way, and when each reaches the receiver's link."""
+
+    def __init__(self, sender: MemoryNetwork, receiver: MemoryNetwork) -> None:
+        self.sender = sender
+        self.receiver = receiver
+        self.closed = False
+        self._latency_s = _latency(sender, receiver)
+        self._pieces: deque[tuple[float, bytes]] = deque()
+        self._bytes = 0
+        self._changed = trio.Event()
+
+    def change(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def put(self, piece: bytes) -> bool:
+        """Send one piece; ``False`` when the channel is closed."""
+        await self.sender.thawed()
+        while self._bytes and self._bytes + len(piece) > _WINDOW_BYTES and not self.closed:
+            await self._changed.wait()
+        await trio.sleep_until(self.sender.up.reserve(len(piece), trio.current_time()))
+        await self.sender.thawed()
+        if self.closed:
+            return False
+        self.sender.sent_bytes += len(piece)
+        # The receiver's link is reserved in the order sent, which is the order of arrival where latencies are alike.
+        arrives_at = self.receiver.down.reserve(len(piece), trio.current_time() + self._latency_s)
+        self._pieces.append((arrives_at, piece))
+        self._bytes += len(piece)
+        self.change()
+        return True
+
+    async def get(self) -> bytes:
+        """Return the next piece, or nothing where the channel is closed. One that is cancelled takes nothing."""
+        while not self._pieces:
+            if self.closed:
+                return b""
+            await self._changed.wait()
+        arrives_at, piece = self._pieces[0]
+        if arrives_at > trio.current_time():
+            await trio.sleep_until(arrives_at)
+        if not self._pieces:  # closed by ourselves meanwhile
+            return b""
+        self._pieces.popleft()
+        self._bytes -= len(piece)
+        self.receiver.received_bytes += len(piece)
+        self.change()
+        return piece
+
+    def close(self, *, discard: bool) -> None:
+        """End it; what is under way still arrives unless it is to be discarded."""
+        self.closed = True
+        if discard:
+            self._pieces.clear()
+            self._bytes = 0
+        self.change()
 
 
 class MemoryChannel:
     """One end of a channel between two nodes: the port :class:`p2pkv.ports.Channel`."""
 
-    def __init__(
-        self,
-        node: MemoryNetwork,
-        peer: MemoryNetwork,
-        out: trio.MemorySendChannel[bytes],
-        arrived: trio.MemoryReceiveChannel[bytes],
-    ) -> None:
+    def __init__(self, node: MemoryNetwork, peer: MemoryNetwork, out: _Way, back: _Way) -> None:
         self.other_end: MemoryChannel | None = None
         self._node = node
         self._peer_id = peer.peer_id
         self._out = out
-        self._arrived = arrived
+        self._back = back
         self._lost = False
-        node.channels.add(self)
+        node.channels[self] = None
 
     @property
     def peer_id(self) -> PeerId:
@@ -133,23 +235,14 @@ class MemoryChannel:
         view = memoryview(data).cast("B")
         await trio.lowlevel.checkpoint()
         for start in range(0, len(view), _PIECE_BYTES):
-            piece = bytes(view[start : start + _PIECE_BYTES])
-            if self._node.bytes_per_second is not None:
-                async with self._node.uplink:
-                    await trio.sleep(len(piece) / self._node.bytes_per_second)
-            try:
-                await self._out.send(piece)
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                raise PeerUnreachableError(f"The channel to {self._peer_id} is closed.") from None
+            if not await self._out.put(bytes(view[start : start + _PIECE_BYTES])):
+                raise PeerUnreachableError(f"The channel to {self._peer_id} is closed.")
 
     async def receive(self) -> bytes:
-        try:
-            data = await self._arrived.receive()
-        except (trio.EndOfChannel, trio.ClosedResourceError):
-            if self._lost:
-                raise PeerUnreachableError(f"The connection to {self._peer_id} was lost.") from None
-            return b""
-        await trio.sleep(self._node.latency_s)
+        await trio.lowlevel.checkpoint()
+        data = await self._back.get()
+        if not data and self._lost:
+            raise PeerUnreachableError(f"The connection to {self._peer_id} was lost.")
         return data
 
     async def aclose(self) -> None:
@@ -157,9 +250,9 @@ class MemoryChannel:
         await trio.lowlevel.checkpoint()
 
     def close(self) -> None:
-        self._out.close()
-        self._arrived.close()
-        self._node.channels.discard(self)
+        self._out.close(discard=False)
+        self._back.close(discard=True)
+        self._node.channels.pop(self, None)
 
     def break_off(self) -> None:
         """Lose the connection: nothing more goes through, in either direction, and both ends know."""
@@ -169,9 +262,12 @@ class MemoryChannel:
                 end.close()
 
 
+def _latency(one: MemoryNetwork, other: MemoryNetwork) -> float:
+    return one.link.latency_s + other.link.latency_s
+
+
 def _channel_pair(one: MemoryNetwork, other: MemoryNetwork) -> tuple[MemoryChannel, MemoryChannel]:
-    there_send, there = trio.open_memory_channel[bytes](_PIECES_UNDER_WAY)
-    back_send, back = trio.open_memory_channel[bytes](_PIECES_UNDER_WAY)
-    mine, theirs = MemoryChannel(one, other, there_send, back), MemoryChannel(other, one, back_send, there)
+    there, back = _Way(one, other), _Way(other, one)
+    mine, theirs = MemoryChannel(one, other, there, back), MemoryChannel(other, one, back, there)
     mine.other_end, theirs.other_end = theirs, mine
     return mine, theirs

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from p2pkv.artifact.match import Match, bitmap
 from p2pkv.artifact.read import Artifact
+from p2pkv.download.engine import Download
 from p2pkv.formats.cid import Cid
 from p2pkv.ports import PeerAddress, PeerId
 from p2pkv.routing.boundaries import announce_keys
@@ -16,7 +17,7 @@ from p2pkv.swarm.fetch import Fetch
 from p2pkv.swarm.report import FetchEvent, FetchReport
 from p2pkv.swarm.serve import Server
 from p2pkv.swarm.target import Target
-from sims.network import World
+from sims.network import Link, World
 from sims.routing import MemoryRouting, ProviderRecords
 from sims.store import MemoryBlockStore
 
@@ -49,7 +50,10 @@ class MemoryCatalog:
 
 
 class SimNode:
-    """A node of ``world`` that serves what it holds and can fetch."""
+    """A node of ``world`` that serves what it holds and can fetch; a ``mirror`` announces what it is fetching.
+
+    ``download`` makes the download engine of each fetch, for whoever wants to watch it.
+    """
 
     def __init__(
         self,
@@ -60,15 +64,18 @@ class SimNode:
         seed: int = 0,
         trusted: Iterable[str] = (),
         store: MemoryBlockStore | None = None,
-        bytes_per_second: float | None = None,
-        latency_s: float = 0.0,
+        link: Link | None = None,
+        mirror: bool = False,
+        download: Callable[[random.Random], Download] = Download,
         wall_clock: Callable[[], float] = lambda: 1_800_000_000.0,
     ) -> None:
-        self.network = world.add_node(peer_id, latency_s=latency_s, bytes_per_second=bytes_per_second)
+        link = link or Link()
+        self.network = world.add_node(peer_id, link)
         self.store = store if store is not None else MemoryBlockStore()
         self.catalog = MemoryCatalog()
         self.trusted = set(trusted)
-        self.routing = MemoryRouting(records, PeerAddress(peer_id, self.network.addresses), latency_s=latency_s)
+        own = PeerAddress(peer_id, self.network.addresses)
+        self.routing = MemoryRouting(records, own, latency_s=4 * link.latency_s, rng=random.Random(seed + 1))
         self.context = Context(
             network=self.network,
             routing=self.routing,
@@ -82,6 +89,9 @@ class SimNode:
         self.server = Server(self.context)
         self.context.gained = self.server.gained
         self.network.set_channel_handler(self.server.serve)
+        self._download = download
+        if mirror:
+            self.context.share = lambda artifact: world.nursery.start_soon(self.routing.announce, artifact.cid.multihash)
 
     async def announce(self, artifact: Artifact) -> None:
         """Announce an artifact at its boundaries and by manifest CID."""
@@ -91,4 +101,4 @@ class SimNode:
     async def fetch(
         self, target: Target, *, patience_s: float = 60.0, emit: Callable[[FetchEvent], None] = lambda event: None
     ) -> FetchReport:
-        return await Fetch(self.context, target, emit).run(patience_s)
+        return await Fetch(self.context, target, emit, download=self._download).run(patience_s)

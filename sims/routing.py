@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -11,6 +12,9 @@ import trio
 from p2pkv.limits import MAX_PROVIDERS_PER_LOOKUP
 from p2pkv.ports import PeerAddress, PeerId
 
+# As many providers of one key as a real DHT node stores; it drops later ones without a word.
+_RECORDS_PER_KEY = 20
+
 
 @dataclass(slots=True)
 class ProviderRecords:
@@ -18,12 +22,29 @@ class ProviderRecords:
 
     by_key: dict[bytes, dict[PeerId, PeerAddress]] = field(default_factory=dict)
 
+    def add(self, key: bytes, provider: PeerAddress) -> None:
+        found = self.by_key.setdefault(key, {})
+        if provider.peer_id in found or len(found) < _RECORDS_PER_KEY:
+            found[provider.peer_id] = provider
+
 
 class MemoryRouting:
-    """The port :class:`p2pkv.ports.Routing` of one node. ``latency_s`` passes before the first provider is known."""
+    """The port :class:`p2pkv.ports.Routing` of one node. ``latency_s`` passes before the first provider is known.
 
-    def __init__(self, records: ProviderRecords, own: PeerAddress, *, latency_s: float = 0.0, offline: bool = False) -> None:
+    Providers come in an order of chance, as from several nodes of a real DHT.
+    """
+
+    def __init__(
+        self,
+        records: ProviderRecords,
+        own: PeerAddress,
+        *,
+        latency_s: float = 0.0,
+        offline: bool = False,
+        rng: random.Random | None = None,
+    ) -> None:
         self.offline = offline
+        self._rng = rng or random.Random(0)
         self._records = records
         self._own = own
         self._latency_s = latency_s
@@ -32,13 +53,14 @@ class MemoryRouting:
         await trio.sleep(self._latency_s)
         if self.offline:
             return False
-        self._records.by_key.setdefault(key, {})[self._own.peer_id] = self._own
+        self._records.add(key, self._own)
         return True
 
     @asynccontextmanager
     async def find_providers(self, key: bytes) -> AsyncIterator[AsyncIterator[PeerAddress]]:
         found = {} if self.offline else self._records.by_key.get(key, {})
         others = [peer for peer in found.values() if peer.peer_id != self._own.peer_id]
+        self._rng.shuffle(others)
         await trio.lowlevel.checkpoint()
         yield _Found(iter(others[:MAX_PROVIDERS_PER_LOOKUP]), self._latency_s)
 

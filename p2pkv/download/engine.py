@@ -1,80 +1,26 @@
 """One session: every wanted block, every peer, and who is asked for what.
 
 Calls and ``now`` go in, events and the next timer come out; randomness is injected, so equal seeds give equal traces. The
-order is: the nearest deadline first, rarest first among equals, chance among those; the peer with the least outstanding
-time next. A block whose peer falls silent goes back to the pool, and the silent peer is tried with one far block at a time.
-In the tail an idle peer re-requests what a slow or stalled one still holds, at most two in flight and at most
-MAX_DUPLICATE_SHARE extra bytes. A lie costs the liar the session, a timeout does not.
+order is that of the pool; a block goes to the peer that would have it here first, and to nobody where the others would have
+everything sooner. A block whose peer falls silent goes back to the pool, and the silent peer is tried with one far block at a
+time. In the tail, when every block is asked for, an idle peer re-requests what a slow or stalled one still holds, at most two
+in flight and at most MAX_DUPLICATE_SHARE extra bytes. A lie costs the liar the session, a timeout does not.
 """
 
 from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Iterable, Iterator, Sequence
+from math import inf
 
+from p2pkv.download.events import Ask, Completed, Dropped, Event, PeerProgress, Snubbed, Withdraw
 from p2pkv.download.peer import PeerState
 from p2pkv.download.pool import Pool, Want, Wanted
 from p2pkv.formats.cid import Cid
 from p2pkv.limits import MAX_CODED_BLOCK_BYTES, MAX_DUPLICATE_SHARE
 
 __all__ = ["Ask", "Completed", "Download", "Dropped", "Event", "PeerProgress", "Snubbed", "Want", "Withdraw"]
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """Event: send ``cids`` as a want to ``peer``."""
-
-    peer: str
-    cids: tuple[Cid, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Withdraw:
-    """Event: send ``cids`` as a cancel to ``peer``."""
-
-    peer: str
-    cids: tuple[Cid, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Completed:
-    """Event: ``cid`` is here, verified; ``peer`` was first to deliver it."""
-
-    cid: Cid
-    peer: str
-
-
-@dataclass(frozen=True, slots=True)
-class Dropped:
-    """Event: ``peer`` lied and is out of this session."""
-
-    peer: str
-
-
-@dataclass(frozen=True, slots=True)
-class Snubbed:
-    """Event: ``peer`` was silent too long; its ``blocks`` blocks are asked of others."""
-
-    peer: str
-    blocks: int
-
-
-Event: TypeAlias = Ask | Withdraw | Completed | Dropped | Snubbed
-
-
-@dataclass(frozen=True, slots=True)
-class PeerProgress:
-    """One peer's share, for progress displays and reports. ``bytes`` and ``blocks`` are what it was first to deliver."""
-
-    peer: str
-    bytes: int
-    blocks: int
-    outstanding: int
-    rate: float
-    snubbed: bool
 
 
 class Download:
@@ -92,6 +38,7 @@ class Download:
         self._second_asks = 0  # bytes asked of a second peer: the budget for duplicates is spent when asking
         self._duplicate_bytes = 0
         self._tail_timer: float | None = None
+        self._heard_at = -inf  # when any peer last delivered
 
     # --- calls ---------------------------------------------------------------------------------------------------------
 
@@ -141,25 +88,35 @@ class Download:
         self._gone[peer] = state
         self._assign(now)
 
-    def receive_block(self, peer: str, cid: Cid, size: int, now: float) -> bool:
-        """A verified block came, of a peer that may be gone by now. Returns whether it is news."""
-        wanted = self._wanted.pop(cid, None)
-        if wanted is not None and wanted.pooled:  # late, after its peer was snubbed or left
-            self._pool.remove(wanted)
+    def receive_blocks(self, peer: str, blocks: Sequence[tuple[Cid, int]], now: float) -> None:
+        """Verified blocks came, each with its size, of a peer that may be gone by now; many at once cost one assignment."""
         state = self._peers.get(peer) or self._gone.get(peer)
-        if state is not None:
-            if wanted is not None:
-                state.settle(cid, wanted.size)
-            state.delivered(size, now, news=wanted is not None)
-        if wanted is None:
-            self._duplicate_bytes += size
-        else:
-            self._events.append(Completed(cid, peer))
+        withdrawn: dict[str, list[Cid]] = {}
+        sizes: list[int] = []  # of blocks: nodes are too small to say anything of the rate
+        for cid, size in blocks:
+            wanted = self._wanted.pop(cid, None)
+            if wanted is None:
+                self._duplicate_bytes += size
+                sizes.append(size)
+                continue
+            if wanted.want.size is not None:
+                sizes.append(size)
+            if state is not None:
+                state.received_bytes += size
+                state.received_blocks += 1
+            if wanted.pooled:  # late, after its peer was snubbed or left
+                self._pool.remove(wanted)
             for holder in wanted.holders:
-                if self._peers[holder].settle(cid, wanted.size):
-                    self._events.append(Withdraw(holder, (cid,)))
+                if self._peers[holder].settle(cid, wanted.size) and holder != peer:
+                    withdrawn.setdefault(holder, []).append(cid)
+            self._events.append(Completed(cid, peer))
+        self._heard_at = now
+        if state is not None and sizes:
+            state.delivered(sizes, now)
+        elif state is not None:
+            state.answered(now)
+        self._events += (Withdraw(holder, tuple(cids)) for holder, cids in withdrawn.items())
         self._assign(now)
-        return wanted is not None
 
     def receive_lie(self, peer: str, now: float) -> None:
         """A whole block of this peer had another hash: it is out, and stays out."""
@@ -180,9 +137,19 @@ class Download:
             state.lacks.add(cid)
             self._pool.note_lack(wanted, peer, True)
             if state.settle(cid, wanted.size):
-                state.last_progress = now  # an answer, though not the one hoped for
+                state.denied(wanted.size, now)
                 self._release(wanted, peer)
         self._assign(now)
+
+    def receive_lacks(self, peer: str, cids: Iterable[Cid]) -> None:
+        """A peer has told what it lacks before it was asked; what it is asked for already it will deny."""
+        state = self._peers.get(peer)
+        if state is None:
+            return
+        for cid in cids:
+            state.lacks.add(cid)
+            if cid in self._wanted:
+                self._pool.note_lack(self._wanted[cid], peer, True)
 
     def receive_have(self, peer: str, cids: Iterable[Cid], now: float) -> None:
         """A peer has gained blocks that it lacked."""
@@ -198,7 +165,8 @@ class Download:
     def handle_timer(self, now: float) -> None:
         """Snub the peers whose patience has run out, and look whether somebody stalls in the tail."""
         for state in self._peers.values():
-            if state.deadline is None or state.deadline > now:
+            deadline = state.deadline(self._heard_at)
+            if deadline is None or deadline > now:
                 continue
             cids = tuple(state.outstanding)
             self._release_all(state)
@@ -210,7 +178,7 @@ class Download:
 
     def get_timer(self) -> float | None:
         """Return when :meth:`handle_timer` is due."""
-        timers = [state.deadline for state in self._peers.values()]
+        timers = [state.deadline(self._heard_at) for state in self._peers.values()]
         return min((timer for timer in (*timers, self._tail_timer) if timer is not None), default=None)
 
     def next_event(self) -> Event | None:
@@ -279,16 +247,25 @@ class Download:
 
     def _fill(self, ready: list[PeerState], now: float, asks: dict[str, list[Cid]]) -> None:
         taken: list[Wanted] = []
+        talking = [state for state in self._peers.values() if not state.snubbed]
+        ends = _Ends(talking, self._pool.bytes)
         for wanted in self._pool:
             if not ready:
                 break
+            size = wanted.size
             able = [state for state in ready if state.peer not in wanted.lackers]
-            if able:
-                state = min(able, key=lambda state: state.load)
-                self._ask(state, wanted, now, asks)
-                taken.append(wanted)
-                if state.full:
+            if not able:
+                continue
+            state = min(able, key=lambda state: state.seconds_for(size))
+            if ends.too_late(state, wanted):
+                if state.outstanding:  # it will be looked at again; an idle one may be the only one that has a later block
                     ready.remove(state)
+                continue
+            self._ask(state, wanted, now, asks)
+            ends.note(size)
+            taken.append(wanted)
+            if state.full:
+                ready.remove(state)
         for wanted in taken:
             self._pool.remove(wanted)
 
@@ -302,29 +279,41 @@ class Download:
             self._pool.remove(wanted)
 
     def _help_in_tail(self, now: float, asks: dict[str, list[Cid]]) -> None:
-        """Let peers that find nothing to do re-request from the slowest, within the budget for duplicates."""
+        """Once every block is asked for: let idle peers re-request from the slowest, within the budget for duplicates."""
         self._tail_timer = None
+        if self._pool:
+            return
+        held: list[tuple[PeerState, Wanted]] | None = None
         for helper in self._peers.values():
-            if helper.outstanding or helper.snubbed or not helper.rate or self._pool.has_for(helper.peer):
+            if helper.outstanding or helper.snubbed or not helper.rate:
                 continue
-            worth_at, wanted = min(self._helpable(helper), key=lambda found: found[0], default=(0.0, None))
-            if wanted is None:
+            if held is None:
+                held = list(self._helpable())
+            due = [
+                (state.helped_from(2 * wanted.size / helper.rate), index)
+                for index, (state, wanted) in enumerate(held)
+                if helper.peer not in wanted.lackers
+            ]
+            if not due:
                 continue
+            worth_at, index = min(due)
             if worth_at > now:
                 self._tail_timer = worth_at if self._tail_timer is None else min(self._tail_timer, worth_at)
             else:
+                wanted = held[index][1]
                 self._second_asks += wanted.size
                 self._ask(helper, wanted, now, asks)
+                held = None
 
-    def _helpable(self, helper: PeerState) -> Iterable[tuple[float, Wanted]]:
-        """Yield for each busy peer the last block that it will send, and when ``helper`` had better take it over."""
+    def _helpable(self) -> Iterator[tuple[PeerState, Wanted]]:
+        """Yield each busy peer with the last block that it will send, where the budget allows to ask another for that."""
         budget = MAX_DUPLICATE_SHARE * self._first_asks - self._second_asks
         for state in self._peers.values():
             for cid in reversed(state.outstanding):
                 wanted = self._wanted[cid]
-                if len(wanted.holders) == 1 and helper.peer not in wanted.lackers:
+                if len(wanted.holders) == 1:
                     if wanted.size <= budget:
-                        yield state.helped_from(2 * wanted.size / helper.rate), wanted
+                        yield state, wanted
                     break
 
     def _ask(self, state: PeerState, wanted: Wanted, now: float, asks: dict[str, list[Cid]]) -> None:
@@ -334,3 +323,33 @@ class Download:
             wanted.asked_before = True
             self._first_asks += wanted.size
         asks.setdefault(state.peer, []).append(wanted.want.cid)
+
+
+class _Ends:
+    """When peers would be done, to see which blocks had better wait for a faster one. Good for one assignment."""
+
+    def __init__(self, talking: list[PeerState], pool_bytes: int) -> None:
+        self._talking = talking
+        self._pool_bytes = pool_bytes
+        self._outstanding = sum(state.outstanding_bytes for state in talking)
+        self._pace = sum(state.pace for state in talking)
+
+    def note(self, size: int) -> None:
+        """A block of the pool is asked for now."""
+        self._pool_bytes -= size
+        self._outstanding += size
+
+    def too_late(self, state: PeerState, wanted: Wanted) -> bool:
+        """Return whether the others would have everything, ``wanted`` too, before ``state`` had that block alone.
+
+        One of them at least must have it sooner, in whose turn it will be asked for.
+        """
+        end = state.seconds_for(wanted.size)
+        others_pace = self._pace - state.pace
+        others_end = (self._pool_bytes + self._outstanding - state.outstanding_bytes) / others_pace if others_pace > 0 else end
+        if end <= others_end:
+            return False
+        return any(
+            other.seconds_for(wanted.size) < end and other.peer not in wanted.lackers and other is not state
+            for other in self._talking
+        )

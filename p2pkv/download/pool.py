@@ -1,6 +1,7 @@
 """The wants of a session that nobody is asked for, kept in the order in which they are to be asked.
 
-The order is: the nearest deadline first, then what most peers lack, then chance. It is kept, not made: adding, removing and
+Within a window of RARITY_DEADLINES the order is: what most peers lack first, whatever its deadline, since it decides how soon
+all can be done; what nobody lacks by deadline; chance among equals. The order is kept, not made: adding, removing and
 re-ranking one want costs a binary search, so that no call of the engine sorts all wants.
 """
 
@@ -12,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from p2pkv.formats.cid import Cid
+from p2pkv.limits import RARITY_DEADLINES
 
 # What a node of unknown size counts as in windows and loads.
 _NODE_GUESS = 8192
@@ -42,9 +44,10 @@ class Wanted:
         return self.want.size if self.want.size is not None else _NODE_GUESS
 
 
-def _rank(wanted: Wanted) -> tuple[int, int, float]:
+def _rank(wanted: Wanted) -> tuple[int, int, int, float]:
     # Most lackers is rarest, and unlike the count of owners it stays the same when a peer joins.
-    return wanted.want.deadline, -len(wanted.lackers), wanted.draw
+    deadline, rarity = wanted.want.deadline, len(wanted.lackers)
+    return deadline // RARITY_DEADLINES, -rarity, 0 if rarity else deadline, wanted.draw
 
 
 class Pool:
@@ -53,6 +56,7 @@ class Pool:
     def __init__(self) -> None:
         self._ranked: list[Wanted] = []
         self._lacked: Counter[str] = Counter()  # by peer: how many wants in here it lacks
+        self.bytes = 0
 
     def __len__(self) -> int:
         return len(self._ranked)
@@ -73,6 +77,7 @@ class Pool:
         for wanted in new:
             wanted.pooled = True
             self._lacked.update(wanted.lackers)
+            self.bytes += wanted.size
         if len(new) == 1:
             insort(self._ranked, new[0], key=_rank)
         elif new:
@@ -87,12 +92,14 @@ class Pool:
         del self._ranked[at]
         wanted.pooled = False
         self._lacked.subtract(wanted.lackers)
+        self.bytes -= wanted.size
 
     def clear(self) -> None:
         for wanted in self._ranked:
             wanted.pooled = False
         self._ranked.clear()
         self._lacked.clear()
+        self.bytes = 0
 
     def note_lack(self, wanted: Wanted, peer: str, lacks: bool) -> None:
         """Note whether ``peer`` lacks ``wanted``, which need not be in here."""

@@ -64,7 +64,9 @@ class Context:
     """Shared by all drivers of one node.
 
     ``wall_clock`` gives seconds since the epoch, for expiry only; ``gained`` is told of every block that a fetch stores, so
-    that the server can tell the peers that wait for it.
+    that the server can tell the peers that wait for it; ``share`` is told of an artifact whose fetch takes long, so that a
+    mirror announces it while it is still fetching. All in ``asked`` hear of every want that the server gets: whoever asks for
+    what a fetch is after has other parts of it.
     """
 
     network: Network
@@ -79,3 +81,5 @@ class Context:
     agent: str = f"p2pkv/{__version__}"
     bans: BanList = field(default_factory=BanList)
     gained: Callable[[Iterable[Cid]], None] = lambda cids: None
+    share: Callable[[Artifact], None] = lambda artifact: None
+    asked: dict[Callable[[PeerId, Sequence[Cid]], None], None] = field(default_factory=dict)

@@ -6,7 +6,9 @@ of their events are synchronous, so there is no moment at which engine and drive
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
+from math import inf
 
 import trio
 
@@ -14,56 +16,59 @@ from p2pkv.artifact.assembly import Assembly
 from p2pkv.artifact.match import Match
 from p2pkv.artifact.read import Artifact, check_model, open_manifest
 from p2pkv.download.engine import Ask, Completed, Download, Dropped, Snubbed, Want, Withdraw
-from p2pkv.errors import FetchIncompleteError, IntegrityError, NotFoundError, P2pkvError
+from p2pkv.errors import FetchIncompleteError, NotFoundError, P2pkvError
 from p2pkv.exchange.messages import DontHave, Have, Message
 from p2pkv.formats.cid import Cid
 from p2pkv.formats.envelope import Envelope
 from p2pkv.formats.manifest import Manifest
 from p2pkv.formats.segment import BlockRef
-from p2pkv.limits import MAX_SEGMENTS
-from p2pkv.ports import PeerId
+from p2pkv.limits import MAX_SEGMENTS, RARITY_DEADLINES
+from p2pkv.ports import PeerAddress, PeerId
 from p2pkv.routing.candidates import Candidates
+from p2pkv.swarm.company import ENOUGH_PROVIDERS, seek_company
 from p2pkv.swarm.context import Context
 from p2pkv.swarm.groups import first_error
+from p2pkv.swarm.local import intact, read
 from p2pkv.swarm.pool import ProviderPool
 from p2pkv.swarm.provider import Provider
-from p2pkv.swarm.report import FetchEvent, FetchReport, FetchState, Matched, Progress, Refusal, SegmentReady
+from p2pkv.swarm.report import FetchEvent, FetchReport, FetchState, Matched, Refusal, SegmentReady
 from p2pkv.swarm.target import ManifestTarget, PromptTarget, Target
+from p2pkv.swarm.teller import Teller
 from p2pkv.trust.policy import judge
-from p2pkv.units import plural
 
-# Progress is for eyes: more often than this nobody sees it, and each costs the transfer a little.
-_PROGRESS_INTERVAL_S = 0.05
-# With this many providers connected, looking for more under the manifest CID is not worth its messages.
-_ENOUGH_PROVIDERS = 3
-# Nodes come before all blocks, in the order of their segments, since they tell which blocks there are.
+# With this many providers connected, looking for more under the manifest CID at once is not worth its messages.
+_ENOUGH_AT_FIRST = 3
+# Nodes come before all blocks, since they tell which blocks there are.
 _FIRST_NODE = -MAX_SEGMENTS - 1
 _MANIFEST = _FIRST_NODE - 1
-_LOCAL = "local"
 
 
 class Fetch:
     """Call :meth:`run` once. ``emit`` hears of every state, match and complete segment, from the event loop."""
 
-    def __init__(self, context: Context, target: Target, emit: Callable[[FetchEvent], None]) -> None:
+    def __init__(
+        self,
+        context: Context,
+        target: Target,
+        emit: Callable[[FetchEvent], None],
+        *,
+        download: Callable[[random.Random], Download] = Download,
+    ) -> None:
         self._context = context
         self._target = target
         self._emit = emit
         self._candidates = Candidates(target.best_match)
-        self._download = Download(context.rng)
+        self._download = download(context.rng)
         self._changed = trio.Event()
+        self._armed = -inf  # until when the loop sleeps
         self._opening: Cid | None = None  # the manifest being fetched or verified
         self._assembly: Assembly | None = None
         self._arrived_nodes: list[Cid] = []
-        self._refusals: list[Refusal] = []
         self._failure: P2pkvError | None = None
-        self._searched = False
-        self._searched_manifest = False
-        self._local_bytes = 0
-        self._blocks_refused = 0
-        self._started = trio.current_time()
-        self._shown = 0.0
-        self._times: dict[str, float] = {}
+        self._company = trio.CancelScope()
+        self._searched = self._searched_manifest = False
+        self._teller = Teller(emit, self._download)
+        self._held: dict[PeerId, dict[Cid, Match]] = {}  # what providers said they have, by manifest
 
     async def run(
         self, patience_s: float, *, deliver: Callable[[FetchReport], None] = lambda report: None, linger_s: float = 0.0
@@ -78,11 +83,14 @@ class Fetch:
         """
         try:
             async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                self._context.asked[self._peer_asked] = None
                 self._pool = ProviderPool(self._context, nursery, self, self._target.query_keys)
                 with trio.move_on_after(patience_s):
                     await self._start()
                     while not await self._step():
                         await self._wait()
+                self._company.cancel()
                 report = await self._conclude(patience_s)
                 deliver(report)
                 if self._pool.providers:
@@ -90,11 +98,13 @@ class Fetch:
                 nursery.cancel_scope.cancel()
         except* P2pkvError as group:
             raise first_error(group) from None
+        finally:
+            self._context.asked.pop(self._peer_asked, None)
         return report
 
     async def _conclude(self, patience_s: float) -> FetchReport:
         """Commit what is here, and say how far it came."""
-        report = self._report()
+        report = self._teller.report(self._pool)
         if self._assembly is not None:
             held = frozenset(self._assembly.held())
             await self._context.offload(lambda: self._context.catalog.add_artifact(self._artifact, held))
@@ -102,7 +112,7 @@ class Fetch:
             raise NotFoundError(f"{self._target.manifest} was not found within {patience_s:.0f} s")
         if isinstance(self._target, ManifestTarget) and report.hit_tokens < self._artifact.manifest.tokens.count:
             raise FetchIncompleteError(f"{report.segments} of {len(self._artifact.manifest.segments)} segments are here")
-        self._show(FetchState.DONE, "")
+        self._teller.show(FetchState.DONE, "")
         return report
 
     # --- the loop ------------------------------------------------------------------------------------------------------
@@ -113,11 +123,11 @@ class Fetch:
             return
         local = await self._context.offload(lambda: self._context.catalog.match(self._target.query_keys))
         for match in local:
-            self._candidates.add(_LOCAL, match, self._now())
+            self._candidates.add("ourselves", match, trio.current_time())
 
     async def _step(self) -> bool:
         """Do whatever can be done now; return whether the fetch is over."""
-        self._download.handle_timer(self._now())
+        self._download.handle_timer(trio.current_time())
         self._drain()
         if self._failure is not None:
             raise self._failure
@@ -137,9 +147,10 @@ class Fetch:
 
     async def _wait(self) -> None:
         timers = (self._download.get_timer(), self._candidates.get_timer() if self._opening is None else None)
-        deadline = min((timer for timer in timers if timer is not None), default=None)
-        with trio.CancelScope() if deadline is None else trio.move_on_at(deadline):
+        self._armed = min((timer for timer in timers if timer is not None), default=inf)
+        with trio.move_on_at(self._armed):
             await self._changed.wait()
+        self._armed = -inf
         self._changed = trio.Event()
 
     def _drain(self) -> None:
@@ -148,7 +159,6 @@ class Fetch:
             match event:
                 case Ask(peer, cids):
                     self._pool.providers[peer].want(cids, self._download.expected_size)
-                    self._changed.set()  # there is a timer now
                 case Withdraw(peer, cids):
                     if peer in self._pool.providers:
                         self._pool.providers[peer].cancel(cids)
@@ -157,19 +167,21 @@ class Fetch:
                 case Dropped(peer):
                     self._pool.ban(peer)
                 case Snubbed(peer, blocks):
-                    self._show(FetchState.TRANSFERRING, f"{peer} is silent; asking others for its {blocks} blocks")
+                    self._teller.show(FetchState.TRANSFERRING, f"{peer} is silent; asking others for its {blocks} blocks")
+        timer = self._download.get_timer()
+        if timer is not None and timer < self._armed:
+            self._changed.set()
 
     def _complete(self, cid: Cid) -> None:
         if self._assembly is None or cid in self._assembly.missing_nodes:
             self._arrived_nodes.append(cid)
             self._changed.set()
             return
-        self._mark("first_block_s")
+        self._teller.mark("first_block_s")
         for index in self._assembly.add_block(cid):
             self._emit(SegmentReady(index, self._assembly.blocks(index)))
             self._changed.set()
-        if self._now() - self._shown > _PROGRESS_INTERVAL_S:
-            self._show(FetchState.TRANSFERRING, self._waiting_for())
+        self._teller.show_transfer(len(self._pool.providers), often=True)
 
     def _search(self, lookups: Sequence[bytes]) -> None:
         """Look for providers, once."""
@@ -199,21 +211,21 @@ class Fetch:
             await self._open_arrived()
             return False
         searching = self._pool.searching or not self._searched
-        candidate = self._candidates.choose(self._now(), searching=searching)
+        candidate = self._candidates.choose(trio.current_time(), searching=searching)
         if candidate is not None:
             await self._open(candidate.manifest)
             return False
         self._search(self._target.lookup_keys)
-        self._show(FetchState.LOOKING_UP, f"{self._pool.found} found, {len(self._pool.providers)} reachable")
+        self._teller.show(FetchState.LOOKING_UP, f"{self._pool.found} found, {len(self._pool.providers)} reachable")
         return not self._pool.searching and not self._candidates
 
     async def _open(self, cid: Cid) -> None:
         """Begin with a manifest: verify it where it is here, else ask for it."""
         self._opening = cid
-        if await self._intact([cid]):
+        if await intact(self._context, [cid]):
             self._complete(cid)
             return
-        self._show(FetchState.OPENING, str(cid))
+        self._teller.show(FetchState.OPENING, str(cid))
         self._search(self._target.lookup_keys)
         self._want([Want(cid, None, _MANIFEST)])
 
@@ -227,7 +239,7 @@ class Fetch:
             return
         self._arrived_nodes.clear()
         try:
-            envelope = await self._read(cid)
+            envelope = await read(self._context, cid)
             manifest = Envelope.decode(envelope).open()
             judge(manifest, self._context.trusted(), self._context.wall_clock())
             if isinstance(self._target, PromptTarget):
@@ -240,7 +252,7 @@ class Fetch:
             self._refuse(cid, error)
             return
         await self._want_nodes()
-        if len(self._pool.providers) < _ENOUGH_PROVIDERS and self._searched:
+        if len(self._pool.providers) < _ENOUGH_AT_FIRST and self._searched:
             self._search_manifest()
 
     async def _token_block(self, manifest: Manifest) -> bytes | None:
@@ -248,8 +260,8 @@ class Fetch:
         cid = manifest.tokens.cid
         if cid is None:
             return None
-        if await self._intact([cid]):
-            return await self._read(cid)
+        if await intact(self._context, [cid]):
+            return await read(self._context, cid)
         self._want([Want(cid, 4 * manifest.tokens.count, _MANIFEST)])
         return None
 
@@ -259,18 +271,21 @@ class Fetch:
             hit = artifact.usable_prefix(self._target.token_ids, self._target.shared)
         if hit == 0:
             raise NotFoundError("the artifact shares no whole segment with the prompt")
-        self._mark("manifest_s")
-        self._assembly = Assembly(artifact, hit)
+        self._teller.mark("manifest_s")
+        self._assembly = self._teller.assembly = Assembly(artifact, hit)
         self._pool.settle()
+        self._company = trio.CancelScope()
+        self._nursery.start_soon(seek_company, self._context, self._pool, artifact, self._company)
         self._emit(Matched(artifact, hit, self._assembly.segment_count))
 
     def _refuse(self, cid: Cid, error: P2pkvError) -> None:
         if isinstance(self._target, ManifestTarget):
             raise error
-        self._refusals.append(Refusal(str(cid), error.code, error.message, error.advice))
+        self._teller.refusals.append(Refusal(str(cid), error.code, error.message, error.advice))
         self._download.discard_wants()
         self._arrived_nodes.clear()
-        self._assembly = None
+        self._company.cancel()
+        self._assembly = self._teller.assembly = None
         self._opening = None
         self._drain()
         self._changed.set()
@@ -281,17 +296,19 @@ class Fetch:
         assembly = self._assembly
         assert assembly is not None, "there are no nodes to want before the manifest is open"
         nodes = list(assembly.missing_nodes)
-        here = await self._intact(nodes)
-        self._arrived_nodes += here
+        here = await intact(self._context, nodes)
+        self._arrived_nodes += (cid for cid in nodes if cid in here)
         self._changed.set()
-        self._want([Want(cid, None, _FIRST_NODE + i) for i, cid in enumerate(nodes) if cid not in here])
+        # In an order of chance: consumers who start together begin with the blocks of different segments.
+        turns = ((cid, _FIRST_NODE + i // RARITY_DEADLINES) for i, cid in enumerate(nodes))
+        self._want([Want(cid, None, turn) for cid, turn in turns if cid not in here])
 
     async def _open_nodes(self) -> bool:
         """Work the segment nodes that have arrived into wants for their blocks; ``False`` when one refutes the manifest."""
         while self._assembly is not None and self._arrived_nodes:
             cid = self._arrived_nodes.pop(0)
             try:
-                refs = self._assembly.add_node(cid, await self._read(cid))
+                refs = self._assembly.add_node(cid, await read(self._context, cid))
             except P2pkvError as error:
                 self._refuse(self._assembly.artifact.cid, error)
                 return False
@@ -299,34 +316,25 @@ class Fetch:
         return True
 
     async def _want_blocks(self, refs: Sequence[tuple[int, BlockRef]]) -> None:
-        here = await self._intact([ref.cid for _, ref in refs])
+        here = await intact(self._context, [ref.cid for _, ref in refs])
         for cid, size in {ref.cid: ref.size for _, ref in refs if ref.cid in here}.items():
-            self._local_bytes += size
+            self._teller.local_bytes += size
             self._complete(cid)
-        self._want([Want(ref.cid, ref.size, index) for index, ref in refs if ref.cid not in here])
-        self._show(FetchState.TRANSFERRING, self._waiting_for())
+        missing = [(index, ref) for index, ref in refs if ref.cid not in here]
+        for peer in self._held:
+            self._note_lacks(peer, [(index, ref.cid) for index, ref in missing])
+        self._want([Want(ref.cid, ref.size, self._target.deadline(index)) for index, ref in missing])
+        self._teller.show_transfer(len(self._pool.providers))
+
+    def _note_lacks(self, peer: PeerId, blocks: Sequence[tuple[int, Cid]]) -> None:
+        """Ask ``peer`` for none of the ``blocks`` in segments that it said it does not hold."""
+        match = self._held[peer].get(self._artifact.cid)
+        if match is not None and match.segments == len(self._artifact.manifest.segments):
+            self._download.receive_lacks(peer, [cid for index, cid in blocks if not match.holds(index)])
 
     def _want(self, wants: Sequence[Want]) -> None:
-        self._download.add_wants(wants, self._now())
+        self._download.add_wants(wants, trio.current_time())
         self._drain()
-
-    async def _intact(self, cids: Sequence[Cid]) -> set[Cid]:
-        """Return those of ``cids`` that are in the store and still have their hash."""
-        store = self._context.store
-
-        def intact(cid: Cid) -> bool:
-            if not store.has(cid):
-                return False
-            try:
-                store.read(cid)
-            except (NotFoundError, IntegrityError):
-                return False
-            return True
-
-        return await self._context.offload(lambda: {cid for cid in cids if intact(cid)})
-
-    async def _read(self, cid: Cid) -> bytes:
-        return await self._context.offload(lambda: self._context.store.read(cid))
 
     # --- what the pool reports -----------------------------------------------------------------------------------------
 
@@ -334,43 +342,51 @@ class Fetch:
         self._changed.set()
 
     def provider_joined(self, provider: Provider) -> None:
-        self._mark("first_provider_s")
-        self._download.add_peer(provider.peer_id, self._now())
+        self._teller.mark("first_provider_s")
+        self._download.add_peer(provider.peer_id, trio.current_time())
         self._drain()
 
     def provider_left(self, peer: PeerId) -> None:
-        self._download.remove_peer(peer, self._now())
+        self._held.pop(peer, None)
+        self._download.remove_peer(peer, trio.current_time())
         self._drain()
         self._changed.set()
 
     def provider_matched(self, provider: Provider, match: Match) -> None:
-        self._candidates.add(provider.peer_id, match, self._now())
+        self._candidates.add(provider.peer_id, match, trio.current_time())
+        self._held.setdefault(provider.peer_id, {})[match.manifest] = match
+        if self._assembly is not None:
+            blocks = [(i, cid) for i in self._assembly.opened for cid in self._assembly.blocks(i)]
+            self._note_lacks(provider.peer_id, blocks)
         self._changed.set()
 
     def provider_said(self, provider: Provider, message: Message) -> None:
-        match message:
-            case DontHave(cids):
-                self._download.receive_dont_have(provider.peer_id, cids, self._now())
-                self._changed.set()
-            case Have(cids):
-                self._download.receive_have(provider.peer_id, cids, self._now())
-            case _:
-                pass
+        if isinstance(message, DontHave):
+            self._download.receive_dont_have(provider.peer_id, message.cids, trio.current_time())
+            self._changed.set()
+        elif isinstance(message, Have):
+            self._download.receive_have(provider.peer_id, message.cids, trio.current_time())
         self._drain()
 
-    def provider_delivered(self, provider: Provider, cid: Cid, size: int) -> None:
-        self._context.gained((cid,))
-        self._download.receive_block(provider.peer_id, cid, size, self._now())
+    def provider_delivered(self, provider: Provider, blocks: Sequence[tuple[Cid, int]]) -> None:
+        self._context.gained(cid for cid, _ in blocks)
+        self._download.receive_blocks(provider.peer_id, blocks, trio.current_time())
         self._drain()
 
     def provider_lied(self, provider: Provider, cid: Cid) -> None:
-        self._blocks_refused += 1
-        self._download.receive_lie(provider.peer_id, self._now())
+        self._teller.blocks_refused += 1
+        self._download.receive_lie(provider.peer_id, trio.current_time())
         self._drain()
 
     def store_failed(self, error: P2pkvError) -> None:
         self._failure = error
         self._changed.set()
+
+    def _peer_asked(self, peer: PeerId, cids: Sequence[Cid]) -> None:
+        """A peer asks us for what we are fetching: it has other parts of it, or will have them."""
+        ours = bool(cids) and self._assembly is not None and self._assembly.names(cids[0])
+        if ours and len(self._pool.providers) < ENOUGH_PROVIDERS:
+            self._pool.meet(PeerAddress(peer))
 
     # --- telling -------------------------------------------------------------------------------------------------------
 
@@ -381,35 +397,3 @@ class Fetch:
 
     def _now(self) -> float:
         return trio.current_time()
-
-    def _mark(self, name: str) -> None:
-        """Note when something happened for the first time."""
-        self._times.setdefault(name, self._now() - self._started)
-
-    def _waiting_for(self) -> str:
-        return f"waiting for {plural(self._download.missing, 'block')} of {plural(len(self._pool.providers), 'peer')}"
-
-    def _show(self, state: FetchState, detail: str) -> None:
-        self._shown = self._now()
-        done = self._assembly.done_bytes if self._assembly else 0
-        total = self._assembly.total_bytes if self._assembly else 0
-        self._emit(Progress(state, detail, done, total, self._download.progress()))
-
-    def _report(self) -> FetchReport:
-        self._mark("done_s")
-        segments, hit_tokens = self._assembly.usable() if self._assembly else (0, 0)
-        progress = self._download.progress()
-        return FetchReport(
-            artifact=self._assembly.artifact if self._assembly else None,
-            hit_tokens=hit_tokens,
-            segments=segments,
-            local_bytes=self._local_bytes,
-            bytes_by_peer={p.peer: p.bytes for p in progress if p.bytes},
-            rate_by_peer={p.peer: p.rate for p in progress if p.bytes},
-            duplicate_bytes=self._download.duplicate_bytes,
-            blocks_refused=self._blocks_refused,
-            peers_lost=len(self._pool.lost),
-            peers_dropped=tuple(self._pool.dropped),
-            refusals=tuple(self._refusals),
-            times=dict(self._times),
-        )

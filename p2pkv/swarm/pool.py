@@ -65,15 +65,15 @@ class ProviderPool:
         """How many providers were found so far, reachable or not."""
         return len(self._met)
 
-    def search(self, keys: Sequence[bytes], *, hopeful: int) -> None:
-        """Look up ``keys``, the longest boundary first, and meet every provider as it is found.
+    def search(self, keys: Sequence[bytes], *, hopeful: int, enough: int = MAX_PEERS_PER_FETCH) -> None:
+        """Look up ``keys``, the longest boundary first, and meet every provider as it is found, until there are ``enough``.
 
         The ``hopeful`` first ones go out at once; the others follow a moment later unless :meth:`settle` was called by then:
         a hit is mostly found at the longest boundaries, and each further look-up costs every node near its key.
         """
         for place, key in enumerate(keys):
             self._under_way += 1
-            self._nursery.start_soon(self._look_up, key, 0.0 if place < hopeful else _SECOND_WAVE_S)
+            self._nursery.start_soon(self._look_up, key, enough, 0.0 if place < hopeful else _SECOND_WAVE_S)
 
     def settle(self) -> None:
         """The manifest is chosen: look-ups that have not begun are not worth it any more."""
@@ -90,7 +90,7 @@ class ProviderPool:
         if peer in self.providers:
             self.providers.pop(peer).close()
 
-    async def _look_up(self, key: bytes, delay_s: float) -> None:
+    async def _look_up(self, key: bytes, enough: int, delay_s: float) -> None:
         try:
             if delay_s:
                 with trio.move_on_after(delay_s):
@@ -98,11 +98,13 @@ class ProviderPool:
                     return
             async with self._context.routing.find_providers(key) as addresses:
                 async for address in addresses:
-                    self._meet(address)
+                    if len(self._met) - len(self.lost) < enough:
+                        self.meet(address)
         finally:
             self._finish_one()
 
-    def _meet(self, address: PeerAddress) -> None:
+    def meet(self, address: PeerAddress) -> None:
+        """Connect to a provider, unless it was met before, is banned, or there are too many."""
         peer = address.peer_id
         if len(self._met) >= MAX_PEERS_PER_FETCH or peer in self._met:
             return
@@ -168,8 +170,8 @@ class ProviderPool:
             case _:
                 self._events.provider_said(provider, message)
 
-    def provider_delivered(self, provider: Provider, cid: Cid, size: int) -> None:
-        self._events.provider_delivered(provider, cid, size)
+    def provider_delivered(self, provider: Provider, blocks: Sequence[tuple[Cid, int]]) -> None:
+        self._events.provider_delivered(provider, blocks)
 
     def provider_lied(self, provider: Provider, cid: Cid) -> None:
         self._events.provider_lied(provider, cid)

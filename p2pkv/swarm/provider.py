@@ -14,19 +14,22 @@ from p2pkv.exchange.connection import BULK, ConsumerConnection
 from p2pkv.exchange.messages import Block, BulkOffered, Hello, Message
 from p2pkv.formats.cid import Cid
 from p2pkv.limits import HELLO_TIMEOUT_S
-from p2pkv.ports import BulkOffer, BulkReceiver, Channel, PeerId
+from p2pkv.ports import BlockStore, BulkOffer, BulkReceiver, Channel, PeerId
 from p2pkv.swarm.context import Context
 from p2pkv.swarm.groups import first_error
 
-# The lane is worth a short wait at the start; if it is not up by then, blocks come over the stream.
+# A lane that is not up by then is given up; blocks come over the stream as long as there is none.
 _BULK_CONNECT_TIMEOUT_S = 1.0
+# The loop hears of a lane's blocks at most this often, unless the peer is about to run out of wants: each time it takes the
+# interpreter away from the lanes.
+_REPORT_INTERVAL_S = 0.005
 
 
 class BlockEvents(Protocol):
     """What becomes of the blocks that providers send. All calls come from the event loop."""
 
-    def provider_delivered(self, provider: Provider, cid: Cid, size: int) -> None:
-        """A block is verified and stored."""
+    def provider_delivered(self, provider: Provider, blocks: Sequence[tuple[Cid, int]]) -> None:
+        """Blocks are verified and stored; each comes with its size."""
 
     def provider_lied(self, provider: Provider, cid: Cid) -> None:
         """A block had another hash than its CID says."""
@@ -54,6 +57,7 @@ class Provider:
         self._wake = trio.Event()
         self._ready = trio.Event()
         self._lane: BulkReceiver | None = None
+        self._sink = _LaneSink(self, context.store)
         self._asked: dict[Cid, int | None] = {}  # every CID ever asked of this peer, with its exact size where known
         self._outstanding: set[Cid] = set()
         self._cancel_scope = trio.CancelScope()
@@ -96,7 +100,7 @@ class Provider:
         self._cancel_scope.cancel()
 
     async def wait_ready(self) -> None:
-        """Wait until the hello is exchanged and the bulk lane is up, refused or given up."""
+        """Wait until the hello is exchanged. Manifest and nodes travel on the stream, while the bulk lane is opened."""
         await self._ready.wait()
 
     async def run(self) -> None:
@@ -105,6 +109,7 @@ class Provider:
             with self._cancel_scope:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._send)
+                    nursery.start_soon(self._hear_lane)
                     await self._receive(nursery)
                     nursery.cancel_scope.cancel()
         except* P2pkvError as group:
@@ -144,8 +149,7 @@ class Provider:
                 if self._context.bulk is not None and BULK in features and self._channel.remote_host is not None:
                     self._connection.request_bulk()
                     self._wake.set()
-                else:
-                    self._ready.set()
+                self._ready.set()
             case BulkOffered(port, token, fingerprint):
                 nursery.start_soon(self._open_lane, BulkOffer(port, token, fingerprint))
             case Block():
@@ -169,42 +173,55 @@ class Provider:
             return None
 
         error = await self._context.offload(verify_and_store)
-        for block in good:
-            self._delivered(block.cid, len(block.data))
+        if good:
+            self._delivered([(block.cid, len(block.data)) for block in good])
         if isinstance(error, IntegrityError):
             self._events.provider_lied(self, blocks[len(good)].cid)
         elif error is not None:
             self._events.store_failed(error)
 
-    def _delivered(self, cid: Cid, size: int) -> None:
-        self._outstanding.discard(cid)
-        self._events.provider_delivered(self, cid, size)
+    def _delivered(self, blocks: Sequence[tuple[Cid, int]]) -> None:
+        self._outstanding.difference_update(cid for cid, _ in blocks)
+        self._events.provider_delivered(self, blocks)
 
     # --- bulk lane -----------------------------------------------------------------------------------------------------
 
     async def _open_lane(self, offer: BulkOffer) -> None:
         host, bulk = self._channel.remote_host, self._context.bulk
         if bulk is not None and host is not None and offer.port and self._lane is None:
-            sink = _LaneSink(self, trio.lowlevel.current_trio_token())
             with trio.move_on_after(_BULK_CONNECT_TIMEOUT_S):
                 try:
-                    self._lane = await bulk.connect(host, offer, sink)
+                    self._lane = await bulk.connect(host, offer, self._sink)
                 except PeerUnreachableError:
                     self._lane = None  # blocks come over the stream
-        self._ready.set()
 
-    def lane_delivered(self, cid: Cid, size: int) -> None:
-        self._connection.take_bulk_block(cid)
-        self._delivered(cid, size)
+    async def _hear_lane(self) -> None:
+        """Work what the lane's thread reports into the fetch, many blocks at a time."""
+        sink = self._sink
+        while True:
+            await sink.reported.wait()
+            sink.reported = trio.Event()
+            self._work_in(sink)
+            with trio.move_on_after(_REPORT_INTERVAL_S):
+                await sink.urgent.wait()
+            sink.urgent = trio.Event()
 
-    def lane_lied(self, cid: Cid) -> None:
-        self._events.provider_lied(self, cid)
-
-    def lane_store_failed(self, error: P2pkvError) -> None:
-        self._events.store_failed(error)
+    def _work_in(self, sink: _LaneSink) -> None:
+        blocks = sink.take_arrived()
+        if blocks:
+            for cid, _ in blocks:
+                self._connection.take_bulk_block(cid)
+            self._delivered(blocks)
+        lie, sink.lie = sink.lie, None
+        if lie is not None:
+            self._events.provider_lied(self, lie)
+        failure, sink.failure = sink.failure, None
+        if failure is not None:
+            self._events.store_failed(failure)
 
     def lane_closed(self) -> None:
         """What was on its way over the lane is asked for again, over the stream."""
+        self._work_in(self._sink)
         self._lane = None
         again = list(self._outstanding)
         if again:
@@ -215,45 +232,73 @@ class Provider:
         """Return the exact size of a block that was ever asked of this peer. Safe from any thread."""
         return self._asked.get(cid)
 
+    @property
+    def outstanding(self) -> int:
+        """How many blocks this peer is asked for now, as far as the loop has heard. Safe from any thread."""
+        return len(self._outstanding)
+
 
 class _LaneSink:
-    """Takes blocks in the lane's own thread, verifies and stores them there, and reports to the event loop."""
+    """Takes blocks in the lane's own thread, verifies and stores them there, and reports to the event loop.
 
-    def __init__(self, provider: Provider, token: trio.lowlevel.TrioToken) -> None:
+    ``reported`` is set on the loop when there is something to hear, ``urgent`` when it should be heard at once. After a lie or
+    a failure of our own disk nothing more is taken.
+    """
+
+    def __init__(self, provider: Provider, store: BlockStore) -> None:
         self._provider = provider
-        self._token = token
-        self._reports: deque[Callable[[], None]] = deque()
+        self._store = store
+        self._token = trio.lowlevel.current_trio_token()
+        self._arrived: deque[tuple[Cid, int]] = deque()
+        self._over = False
+        self.lie: Cid | None = None
+        self.failure: P2pkvError | None = None
+        self.reported = trio.Event()
+        self.urgent = trio.Event()
+
+    def take_arrived(self) -> list[tuple[Cid, int]]:
+        """Return the blocks that arrived since the last call, each with its size."""
+        return [self._arrived.popleft() for _ in range(len(self._arrived))]
 
     def expected_size(self, cid: Cid) -> int | None:
         return self._provider.asked_size(cid)
 
     def receive_block(self, cid: Cid, data: memoryview) -> None:
+        if self._over:
+            return
         if not _verified(cid, data):
-            self._report(lambda: self._provider.lane_lied(cid))
+            self._over, self.lie = True, cid
+            self._wake(self._hurry)
             return
         try:
-            self._provider._context.store.write(cid, data)
+            self._store.write(cid, data)
         except P2pkvError as error:
-            failure = error
-            self._report(lambda: self._provider.lane_store_failed(failure))
+            self._over, self.failure = True, error
+            self._wake(self._hurry)
             return
-        size = len(data)
-        self._report(lambda: self._provider.lane_delivered(cid, size))
+        self._arrived.append((cid, len(data)))
+        waiting = len(self._arrived)
+        # A window is refilled when half of it is free, so the loop has to know of a quarter in time.
+        if 4 * waiting >= self._provider.outstanding:
+            self._wake(self._hurry)
+        elif waiting == 1:
+            self._wake(self._report)
 
     def lane_closed(self) -> None:
-        self._report(self._provider.lane_closed)
+        self._provider.lane_closed()
 
-    def _report(self, call: Callable[[], None]) -> None:
-        """Have ``call`` made on the event loop, in order; the loop is woken once for all that wait."""
-        self._reports.append(call)
+    def _wake(self, call: Callable[[], None]) -> None:
         try:
-            self._token.run_sync_soon(self._flush, idempotent=True)
+            self._token.run_sync_soon(call, idempotent=True)
         except trio.RunFinishedError:
             return  # the loop is gone, and the session with it
 
-    def _flush(self) -> None:
-        while self._reports:
-            self._reports.popleft()()
+    def _report(self) -> None:
+        self.reported.set()
+
+    def _hurry(self) -> None:
+        self.reported.set()
+        self.urgent.set()
 
 
 def _verified(cid: Cid, data: bytes | memoryview) -> bool:

@@ -30,6 +30,10 @@ class PromptTarget:
         """How many of the first look-ups are likely to be the last: the shared part's end, else the prompt's two."""
         return 1 if self.shared else 2
 
+    def deadline(self, segment: int) -> int:
+        """Return when ``segment`` is needed, before or after others: in its turn."""
+        return segment
+
     def __post_init__(self) -> None:
         chain = keys.chain(self.model_id, self.token_ids)
         shared = keys.chain(self.model_id, self.token_ids[: self.shared]) if self.shared else None
@@ -59,6 +63,10 @@ class ManifestTarget:
     @property
     def hopeful(self) -> int:
         return 1
+
+    def deadline(self, segment: int) -> int:
+        """Return 0: whoever fetches an artifact whole, as a mirror, needs no part of it before another."""
+        return 0
 
 
 Target: TypeAlias = PromptTarget | ManifestTarget

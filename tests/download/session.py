@@ -7,7 +7,7 @@ import random
 from p2pkv.download.engine import Ask, Completed, Download, Dropped, Event, PeerProgress, Snubbed, Want, Withdraw
 from p2pkv.formats.cid import Cid, Codec, HashFunction
 
-SIZE = 100_000
+SIZE = 96 * 1024
 
 
 def cid_at(number: int) -> Cid:
@@ -75,7 +75,7 @@ class Session:
         return events
 
     def receive(self, peer: str, cid: Cid, now: float, *, size: int = SIZE) -> list[Event]:
-        self.download.receive_block(peer, cid, size, now)
+        self.download.receive_blocks(peer, [(cid, size)], now)
         return self.drain()
 
     def dont_have(self, peer: str, cids: list[Cid], now: float) -> list[Event]:

@@ -6,12 +6,14 @@ import time
 
 import pytest
 
-from p2pkv.download.engine import Ask, Event, Want, Withdraw
+from p2pkv.download.engine import Ask, Completed, Event, Want, Withdraw
+from p2pkv.download.pool import Pool, Wanted
 from p2pkv.limits import (
-    INITIAL_WINDOW_BLOCKS,
+    INITIAL_WINDOW_BYTES,
     MAX_CODED_BLOCK_BYTES,
     MAX_WINDOW_BLOCKS,
     MIN_BLOCK_TIMEOUT_S,
+    RARITY_DEADLINES,
 )
 from tests.download.session import SIZE, Session, cid_at, number_of, wants, warm_up
 
@@ -38,6 +40,19 @@ def test_rarest_first_among_equals() -> None:
     session.want([Want(cid_at(number), SIZE, 0) for number in range(8)])
     session.add_peer("c", 0.0)
     assert session.numbers("c")[0] == 9
+
+
+def test_within_a_window_rarity_comes_before_deadlines_and_beyond_it_after() -> None:
+    pool = Pool()
+    wanted = [Wanted(Want(cid_at(number), SIZE, number), 1 - number / 100) for number in range(RARITY_DEADLINES + 4)]
+    pool.add(wanted)
+    for number in (3, 9, RARITY_DEADLINES + 1):
+        pool.note_lack(wanted[number], "a", True)
+    pool.note_lack(wanted[5], "a", True)
+    pool.note_lack(wanted[5], "b", True)
+    order = [number_of(one.want.cid) for one in pool]
+    assert order[:6] == [5, 9, 3, 0, 1, 2]  # among equally rare ones chance decides, here for the later one
+    assert order[RARITY_DEADLINES] == RARITY_DEADLINES + 1
 
 
 def test_the_order_among_equals_is_chance_and_differs_by_seed() -> None:
@@ -98,10 +113,10 @@ def test_a_want_is_added_once() -> None:
 # --- windows -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_window_starts_small_and_grows_by_one_for_each_block() -> None:
+def test_a_window_starts_small_and_grows_by_what_arrives() -> None:
     session = Session("a")
     session.want(wants(300))
-    assert len(session.asked["a"]) == INITIAL_WINDOW_BLOCKS
+    assert len(session.asked["a"]) == -(-INITIAL_WINDOW_BYTES // SIZE)
     now, most = 0.0, 0
     for _ in range(60):
         now += 0.001
@@ -118,6 +133,29 @@ def test_a_window_holds_half_a_second_of_the_rate() -> None:
         now += 0.02  # 50 blocks a second
         session.deliver("a", now)
     assert 20 <= max(len(session.asked["a"]), 20) <= 25
+
+
+def test_a_slow_peer_gets_one_block_at_a_time() -> None:
+    session = Session("a")
+    session.want(wants(20))
+    now = 0.0
+    for _ in range(10):
+        now += 1.0
+        session.deliver("a", now)
+    assert len(session.asked["a"]) == 1
+
+
+def test_nodes_open_no_window() -> None:
+    """They are small, and many of them would commit a slow peer to as many blocks."""
+    session = Session("a")
+    session.want([Want(cid_at(1000 + number), None, -1) for number in range(40)])
+    session.want(wants(40))
+    now = 0.0
+    while any(number >= 1000 for number in session.numbers("a")):
+        now += 0.001
+        session.deliver("a", now, size=500)
+    assert len(session.asked["a"]) <= -(-INITIAL_WINDOW_BYTES // SIZE)
+    assert session.progress("a").rate == 0
 
 
 def test_a_window_never_exceeds_its_bound() -> None:
@@ -151,6 +189,20 @@ def test_a_small_node_does_not_hide_the_rate_of_its_peer() -> None:
     assert session.progress("a").rate > 0.8 * SIZE / 0.01
 
 
+def test_what_comes_together_is_assigned_and_measured_together() -> None:
+    session, one_by_one = Session("a"), Session("a")
+    session.want(wants(40))
+    one_by_one.want(wants(40))
+    cids = session.asked.pop("a")
+    session.download.receive_blocks("a", [(cid, SIZE) for cid in cids], 0.4)
+    events = session.drain()
+    assert [event.cid for event in events if isinstance(event, Completed)] == cids
+    assert len([event for event in events if isinstance(event, Ask)]) == 1
+    for number in range(4):
+        one_by_one.deliver("a", 0.1 * (number + 1))
+    assert session.progress("a").rate == pytest.approx(one_by_one.progress("a").rate)
+
+
 # --- dont-have and have --------------------------------------------------------------------------------------------------
 
 
@@ -160,6 +212,20 @@ def test_a_block_that_a_peer_lacks_is_asked_of_another_and_not_of_it_again() -> 
     session.dont_have("a", [cid_at(0)], 0.1)
     assert session.numbers("a") == []
     assert sorted(session.numbers("b")) == [0, 1]
+
+
+def test_what_a_peer_with_few_blocks_has_is_found_in_few_round_trips() -> None:
+    session = Session("a")
+    session.want(wants(256))
+    rounds = 0
+    while 250 not in session.numbers("a"):
+        session.dont_have("a", [cid for cid in session.asked["a"] if number_of(cid) != 250], 0.02 * rounds)
+        rounds += 1
+    assert rounds < 10
+    before = len(session.asked["a"])
+    assert before <= 100
+    session.receive("a", cid_at(250), 1.0)
+    session.asked["a"] = [cid for cid in session.asked["a"] if cid != cid_at(250)]
 
 
 def test_a_have_makes_a_peer_eligible_again() -> None:
@@ -216,6 +282,26 @@ def test_stuck_without_peers_and_not_without_wants() -> None:
     assert stuck == [False, True, False]
 
 
+# --- the end -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_slow_peer_is_not_asked_for_what_the_others_have_sooner() -> None:
+    session = Session("fast", "slow")
+    now = warm_up(session, "fast", gap=0.01, blocks=60)
+    session.want(wants(4, start=500), now)
+    session.dont_have("fast", [cid_at(500 + number) for number in range(4)], now)
+    while session.asked["slow"]:
+        now += 2.0
+        session.deliver("slow", now)
+    session.want(wants(60), now)
+    assert len(session.asked["fast"]) < 60  # its window is full
+    assert not session.asked["slow"]  # 0.6 s for the other, 2 s for the first block of this one
+    session.want(wants(300, start=100), now)
+    assert len(session.asked["slow"]) == 1
+    session.remove_peer("fast", now)
+    assert session.asked["slow"]
+
+
 # --- giving up and results -----------------------------------------------------------------------------------------------
 
 
@@ -245,10 +331,10 @@ def test_expected_sizes() -> None:
 def test_progress_tells_each_peers_share() -> None:
     session = Session("a", "b")
     session.want(wants(4))
-    session.deliver("a", 0.5)
+    session.deliver("a", 0.1)
     session.remove_peer("b", 0.6)
     a, b = session.progress("a"), session.progress("b")
-    assert (a.blocks, a.bytes, a.rate, a.snubbed) == (1, SIZE, SIZE / 0.5, False)
+    assert (a.blocks, a.bytes, a.rate, a.snubbed) == (1, SIZE, SIZE / 0.1, False)
     assert a.outstanding == len(session.asked["a"]) == 3
     assert (b.blocks, b.bytes, b.outstanding) == (0, 0, 0)
 
@@ -280,6 +366,6 @@ def test_the_cost_of_a_call_does_not_grow_with_the_wants(lacking: int) -> None:
                 session.asked[peer] = [cid for cid in queue if cid not in missing]
                 timed(session.download.receive_dont_have, peer, missing, now)
             elif queue:
-                timed(session.download.receive_block, peer, queue.pop(0), SIZE, now)
+                timed(session.download.receive_blocks, peer, [(queue.pop(0), SIZE)], now)
             session.drain()
     assert spent / calls < 0.0005  # about 50 µs here; sorting all wants in each call takes ten times as long as allowed

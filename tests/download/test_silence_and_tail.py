@@ -8,10 +8,10 @@ import pytest
 
 from p2pkv.download.engine import Ask, Completed, Dropped, Snubbed, Withdraw
 from p2pkv.limits import (
-    INITIAL_WINDOW_BLOCKS,
     MAX_BLOCK_TIMEOUT_S,
     MAX_DUPLICATE_SHARE,
     MIN_BLOCK_TIMEOUT_S,
+    MIN_STALL_S,
     TAIL_STALL_S,
 )
 from tests.download.session import SIZE, Session, cid_at, wants, warm_up
@@ -87,6 +87,40 @@ def test_patience_grows_with_the_pauses_of_a_peer_up_to_a_bound() -> None:
     assert session.download.get_timer() == 100.0 + MAX_BLOCK_TIMEOUT_S
 
 
+def steady(*peers: str) -> tuple[Session, float]:
+    """Peers that deliver a block every 0.02 s, in the middle of a long fetch."""
+    session, now = Session(*peers), 0.0
+    session.want(wants(1000))
+    for _ in range(20):
+        now += 0.02
+        for peer in peers:
+            session.deliver(peer, now)
+    return session, now
+
+
+def test_a_peer_that_stalls_while_others_deliver_loses_its_blocks_soon() -> None:
+    session, stalled_at = steady("a", "b")
+    held, now = set(session.asked["a"]), stalled_at
+    while not session.progress("a").snubbed:
+        now += 0.02
+        session.deliver("b", now)
+        timer = session.download.get_timer()
+        if timer is not None and timer <= now:
+            session.tick(now)
+    assert MIN_STALL_S <= now - stalled_at < MIN_STALL_S + 0.05
+    asked_before = len(session.trace)
+    session.deliver("b", now, count=len(session.asked["b"]) // 2 + 1)
+    again = {cid for event in session.trace[asked_before:] if isinstance(event, Ask) for cid in event.cids}
+    assert held - set(session.asked["a"]) <= again | set(session.asked["b"])
+
+
+def test_a_pause_of_all_peers_at_once_is_no_stall_of_one() -> None:
+    session, now = steady("a", "b")
+    assert session.download.get_timer() == pytest.approx(now + MIN_BLOCK_TIMEOUT_S)
+    session.tick(now + MIN_BLOCK_TIMEOUT_S - 0.01)
+    assert not any(isinstance(event, Snubbed) for event in session.trace)
+
+
 def test_a_snubbed_peer_gets_the_block_that_is_needed_last() -> None:
     session = Session("a", "b")
     session.want(wants(40))
@@ -145,14 +179,10 @@ def tail(held: int) -> tuple[Session, float]:
 
 
 def test_in_the_tail_an_idle_peer_helps_a_slow_one() -> None:
-    session, now = tail(4)
-    first, second, third, last = session.asked["slow"]
-    events = session.have("fast", [first, second, third, last], now)
-    assert events == [Ask("fast", (last,))]
-    events = session.deliver("fast", now + 0.001)
-    assert Withdraw("slow", (last,)) in events
-    assert session.asked["slow"] == [first, second, third]
-    assert session.asked["fast"] == [third]
+    session, now = tail(1)
+    (last,) = session.asked["slow"]
+    assert session.have("fast", [last], now) == [Ask("fast", (last,))]
+    assert session.deliver("fast", now + 0.001) == [Completed(last, "fast"), Withdraw("slow", (last,))]
 
 
 def test_a_block_has_at_most_two_holders() -> None:
@@ -190,9 +220,9 @@ def test_duplicates_stay_within_their_share() -> None:
 def test_a_small_fetch_has_no_budget_for_duplicates() -> None:
     session = Session("a", "b")
     now = warm_up(session, "a", gap=0.001)
-    session.want(wants(2), now)
-    session.dont_have("a", [cid_at(0), cid_at(1)], now)
-    assert session.have("a", [cid_at(0), cid_at(1)], now) == []
+    session.want(wants(1), now)
+    session.dont_have("a", [cid_at(0)], now)
+    assert session.have("a", [cid_at(0)], now) == []
 
 
 def test_a_peer_that_stalls_in_the_tail_is_helped_before_its_patience_ends() -> None:
@@ -216,8 +246,12 @@ def test_no_helper_while_it_may_be_asked_for_something_else() -> None:
     assert not set(session.numbers("fast")) & set(session.numbers("slow"))
 
 
-def test_a_peer_that_lacks_all_that_is_left_to_ask_may_help_others() -> None:
-    session, now = tail(12)  # more than the window of the slow one
-    assert len(session.asked["slow"]) == INITIAL_WINDOW_BLOCKS
-    last = session.asked["slow"][-1]
-    assert session.have("fast", [last], now) == [Ask("fast", (last,))]
+def test_nobody_helps_before_every_block_is_asked_for() -> None:
+    session, now = tail(1)
+    session.want(wants(1, start=500), now)
+    session.dont_have("fast", [cid_at(500)], now)
+    session.dont_have("slow", [cid_at(500)], now)  # left for whoever comes
+    (first,) = session.asked["slow"]
+    assert session.have("fast", [first], now) == []
+    session.add_peer("new", now)
+    assert session.tick(now) == [] or first in session.asked["fast"]

@@ -1,0 +1,37 @@
+"""What a fetch that takes long does beside fetching: it lets others find it, and looks for more providers."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import trio
+
+from p2pkv.artifact.read import Artifact
+from p2pkv.swarm.context import Context
+from p2pkv.swarm.pool import ProviderPool
+
+# A fetch that is over sooner neither needs company nor is worth an announcement; the pauses double from here.
+_FIRST_PAUSE_S: Final = 0.5
+_LONGEST_PAUSE_S: Final = 16.0
+# So many providers are looked for. Those who come to us are met up to twice that: whoever was not announced, or too late to
+# be found, has a way into the swarm only by them. Beyond it each adds messages rather than speed.
+_ENOUGH_FOUND: Final = 8
+ENOUGH_PROVIDERS: Final = 2 * _ENOUGH_FOUND
+
+
+async def seek_company(context: Context, pool: ProviderPool, artifact: Artifact, scope: trio.CancelScope) -> None:
+    """Share ``artifact`` and look for more of its providers, again and again, until ``scope`` is cancelled."""
+    pause = _FIRST_PAUSE_S
+    with scope:
+        await _pause(context, pause)
+        context.share(artifact)
+        while True:
+            if len(pool.providers) < _ENOUGH_FOUND and not pool.searching:
+                pool.search([artifact.cid.multihash], hopeful=1, enough=_ENOUGH_FOUND)
+            await _pause(context, pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
+async def _pause(context: Context, seconds: float) -> None:
+    # Spread, so that consumers who started together do not look up and announce together.
+    await trio.sleep(seconds * context.rng.uniform(0.75, 1.25))
