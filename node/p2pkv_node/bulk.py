@@ -4,7 +4,7 @@ A provider that keeps a bulk port answers a consumer's request, on their authent
 one-time token, certificate fingerprint. The consumer connects to that port, compares the certificate *before* it sends the
 token, and from then on both ends know each other. Greetings::
 
-    consumer: MAGIC (8 bytes), token (32 bytes)        provider: MAGIC, then block frames (`bulk_ends`)
+    consumer: MAGIC (8 bytes), token (32 bytes)        provider: MAGIC, then block frames (`bulk_lane`)
 
 A stranger with no valid token gets no answer. Where ``connect`` raises or the lane closes, blocks come over the libp2p
 stream: that is the caller's business.
@@ -33,13 +33,14 @@ from p2pkv.limits import (
     MAX_BLOCK_TIMEOUT_S,
     MAX_BULK_CONNECTIONS,
     MAX_BULK_OFFERS,
-    MAX_BULK_QUEUE_BYTES,
     MAX_BULK_STRANGERS,
     MAX_STREAMS_PER_PEER,
 )
-from p2pkv.ports import BulkOffer, BulkReceiver, BulkSender, BulkSink, PeerId
+from p2pkv.ports import BulkOffer, BulkReceiver, BulkSender, BulkSink, BulkSource, PeerId
 from p2pkv.swarm.background import open_background
-from p2pkv_node.bulk_ends import BulkCounters, BulkStatistics, LaneReceiver, LaneSender
+from p2pkv_node.bulk_lane import BulkCounters, BulkStatistics
+from p2pkv_node.bulk_receive import LaneReader, LaneReaders, LaneReceiver
+from p2pkv_node.bulk_send import LaneSender
 from p2pkv_node.bulk_tls import TlsConnection, TlsIdentity, client_context, make_identity
 
 MAGIC: Final = b"p2pkvBL1"
@@ -63,15 +64,16 @@ class BulkSettings:
     port: int = 0
     token_seconds: float = BULK_TOKEN_SECONDS
     handshake_timeout_s: float = BULK_HANDSHAKE_TIMEOUT_S
+    send_timeout_s: float = MAX_BLOCK_TIMEOUT_S
     max_connections: int = MAX_BULK_CONNECTIONS
     max_strangers: int = MAX_BULK_STRANGERS
-    queue_bytes: int = MAX_BULK_QUEUE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
     peer_id: PeerId
     expires: float
+    source: BulkSource
     want_sender: Callable[[BulkSender], None]
 
 
@@ -97,7 +99,8 @@ class TlsBulkLane:
         self._strangers: dict[trio.CancelScope, None] = {}  # those that have not shown a token yet, oldest first
         self._sending: dict[TlsConnection, PeerId] = {}
         self._receiving = 0  # lanes that are open or being opened
-        self._limiter = trio.CapacityLimiter(2 * self._settings.max_connections)  # one thread a lane, both directions
+        self._limiter = trio.CapacityLimiter(2 * self._settings.max_connections)  # a thread for each that sends, and more
+        self._readers = LaneReaders(self._start_reader)
         self._client_context = client_context()
         self._identity: TlsIdentity | None = None
         self._listener: socket.socket | None = None
@@ -129,7 +132,7 @@ class TlsBulkLane:
 
     # --- provider --------------------------------------------------------------------------------------------------------
 
-    def offer(self, peer_id: PeerId, *, want_sender: Callable[[BulkSender], None]) -> BulkOffer | None:
+    def offer(self, peer_id: PeerId, source: BulkSource, *, want_sender: Callable[[BulkSender], None]) -> BulkOffer | None:
         """Make a one-time offer; ``None`` without a bulk port, and when too many lanes or offers are open."""
         if self._identity is None or self.port is None:
             return None
@@ -145,7 +148,7 @@ class TlsBulkLane:
         ):
             return None
         token = self._token_source()
-        self._pending[_token_key(token)] = _Pending(peer_id, now + self._settings.token_seconds, want_sender)
+        self._pending[_token_key(token)] = _Pending(peer_id, now + self._settings.token_seconds, source, want_sender)
         return BulkOffer(self.port, token, self._identity.fingerprint)
 
     async def _accept(self, listener: socket.socket, context: ssl.SSLContext) -> None:
@@ -170,8 +173,9 @@ class TlsBulkLane:
         try:
             pending = await self._greet(connection)
             if pending is not None:
-                connection.make_blocking(MAX_BLOCK_TIMEOUT_S)  # a consumer that takes longer for a block has given it up
-                sender = LaneSender(connection, self._counters, queue_bytes=self._settings.queue_bytes)
+                # A consumer that takes longer for a block has given it up.
+                connection.make_blocking(self._settings.send_timeout_s)
+                sender = LaneSender(connection, pending.source, self._counters)
                 pending.want_sender(sender)
                 await sender.run(self._limiter)
         finally:
@@ -232,7 +236,6 @@ class TlsBulkLane:
             if patience.cancelled_caught:
                 raise PeerUnreachableError(f"the bulk port of {host} did not answer in time")
             on_failure.pop_all()
-        connection.make_blocking(None)
         receiver = LaneReceiver(connection, sink, self._counters)
         nursery.start_soon(self._receive, receiver)
         return receiver
@@ -246,9 +249,13 @@ class TlsBulkLane:
         if await connection.receive(len(MAGIC)) != MAGIC:
             raise PeerUnreachableError("the bulk port speaks another protocol")
 
+    def _start_reader(self, reader: LaneReader) -> None:
+        assert self._nursery is not None, "lanes are opened while it runs"
+        self._nursery.start_soon(reader.run, self._limiter)
+
     async def _receive(self, receiver: LaneReceiver) -> None:
         try:
-            await receiver.run(self._limiter)
+            await receiver.run(self._readers)
         finally:
             self._count_out()
 

@@ -3,9 +3,9 @@
 The certificate is made in memory at every start and signed by nobody: its SHA-256 travels over the authenticated libp2p
 stream, and the consumer compares it before it says anything. So no name, date or authority is checked, and no key is kept.
 
-A :class:`TlsConnection` has two lives. While it is young it never blocks: handshake and greeting run as trio tasks, so a
-stranger costs a socket and no thread. Then :meth:`TlsConnection.make_blocking` hands it to one thread, which alone reads
-or alone writes: OpenSSL does not allow both at once. Any other thread may only :meth:`~TlsConnection.shut` it.
+A :class:`TlsConnection` has two lives. While it is young, handshake and greeting run as trio tasks, so a stranger costs a
+socket and no thread. Then one thread alone reads or alone writes: OpenSSL does not allow both at once. It never blocks unless
+:meth:`TlsConnection.make_blocking` says so. Any other thread may only :meth:`~TlsConnection.shut` it.
 """
 
 from __future__ import annotations
@@ -33,9 +33,6 @@ from p2pkv.errors import PeerUnreachableError
 from p2pkv.ports import Buffer
 
 _T = TypeVar("_T")
-
-# The plain text of one TLS record is at most 2^14 bytes (RFC 8446, section 5.1).
-TLS_RECORD_BYTES: Final = 1 << 14
 
 # X.509 wants dates; nobody checks them here. "99991231235959Z" is RFC 5280's form of "never expires".
 _NOT_BEFORE: Final = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
@@ -151,8 +148,8 @@ class TlsConnection:
         """Return the SHA-256 of the certificate that the server has proved to hold. Only after the handshake."""
         return hashlib.sha256(self._tls.getpeercert(binary_form=True) or b"").digest()
 
-    def make_blocking(self, timeout_s: float | None) -> None:
-        """Hand the connection to a thread; each call of its own may then take ``timeout_s``, or for ever."""
+    def make_blocking(self, timeout_s: float) -> None:
+        """Let each call of a thread's own take ``timeout_s``, but not for ever."""
         self._tls.settimeout(timeout_s)
 
     def close(self) -> None:
@@ -167,14 +164,21 @@ class TlsConnection:
         """Send all of ``data``. Raises OSError."""
         self._tls.sendall(data)
 
-    def receive_into(self, buffer: memoryview) -> None:
-        """Fill ``buffer``. Raises OSError, also when the stream ends before it is full."""
-        filled = 0
-        while filled < len(buffer):
-            count = self._tls.recv_into(buffer[filled:])
-            if count == 0:
-                raise ConnectionResetError("the peer closed the connection")
-            filled += count
+    def fileno(self) -> int:
+        return self._tls.fileno()
+
+    def receive_some(self, buffer: memoryview) -> int | None:
+        """Receive into the front of ``buffer`` and return how many bytes; ``None`` while nothing is here.
+
+        For a connection that does not block. Raises OSError, also at the end of the stream.
+        """
+        try:
+            count = self._tls.recv_into(buffer)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return None
+        if count == 0:
+            raise ConnectionResetError("the peer closed the connection")
+        return count
 
     # --- from anywhere ---------------------------------------------------------------------------------------------------
 

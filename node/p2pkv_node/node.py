@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -13,7 +14,7 @@ import trio
 
 from p2pkv import __version__
 from p2pkv.artifact.read import Artifact, open_artifact
-from p2pkv.errors import MachineError, NotFoundError
+from p2pkv.errors import MachineError, NotFoundError, P2pkvError
 from p2pkv.formats.cid import Cid
 from p2pkv.formats.envelope import Envelope
 from p2pkv.ports import BlockStore
@@ -62,7 +63,11 @@ class Node:
         self.routing = routing
         self.trust = TrustFile(store.layout.trust)
         self.context = context
-        self.server = Server(context)
+        self.server = Server(
+            context,
+            limit=config.upload_limit or math.inf,
+            limit_per_peer=config.upload_limit_per_peer or math.inf,
+        )
         self.announcer = AnnounceTask(context)
         self.started = time.time()
         self.fetches = 0
@@ -100,6 +105,10 @@ class Node:
         keys = announce_keys(artifact.cid, artifact.manifest.tokens.count, artifact.chain_keys)
         self.announcer.add(keys, delay_s=delay_s)
 
+    def share(self, artifact: Artifact) -> None:
+        """Announce ``artifact`` by manifest CID while it is being fetched: others can have of us what is here already."""
+        self.announcer.add([artifact.cid.multihash])
+
     def background(self, task: Callable[[], Awaitable[None]]) -> trio.CancelScope:
         """Run ``task`` beside the caller, until it is done, its scope is cancelled, or the node ends."""
         scope = trio.CancelScope()
@@ -123,10 +132,13 @@ class Node:
                 logger.info("the store could not be made ready: %s", error)
 
     async def announce_stored(self) -> None:
-        """Announce every whole artifact that is stored, as after a restart."""
+        """Announce every whole artifact that is stored, as after a restart, but for those whose manifest cannot be read."""
         for row in await in_thread(self.store.index.artifacts):
             if row.complete:
-                self.announce(await in_thread(partial(self.read_artifact, row.manifest_cid)))
+                try:
+                    self.announce(await in_thread(partial(self.read_artifact, row.manifest_cid)))
+                except P2pkvError as error:  # its blocks may be gone with a power cut: then it is fetched again when wanted
+                    logger.warning("%s is listed and cannot be announced: %s", row.manifest_cid, error)
 
     def read_artifact(self, manifest: Cid) -> Artifact:
         """Return a stored artifact, verified. Raises NotFoundError and what open_artifact raises. Blocking."""
@@ -183,7 +195,10 @@ async def open_node(
         nursery = await stack.enter_async_context(open_background())
         node = Node(config, store, network, routing, context, nursery)
         context.gained = node.server.gained
+        if config.mirror:
+            context.share = node.share
         network.set_channel_handler(node.server.serve)
+        nursery.start_soon(node.server.run)
         nursery.start_soon(node.announcer.run)
         nursery.start_soon(node.keep_ready)
         await node.announce_stored()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -13,7 +12,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -28,9 +27,10 @@ from p2pkv.formats.cid import Cid
 from p2pkv.limits import MAX_CODED_BLOCK_BYTES, MAX_STREAMS_PER_PEER
 from p2pkv.ports import BulkOffer, BulkReceiver, BulkSender
 from p2pkv.units import KIB, MIB
-from p2pkv_node import bulk_ends
+from p2pkv_node import bulk_send
 from p2pkv_node.bulk import MAGIC, TOKEN_BYTES, BulkSettings, TlsBulkLane
-from p2pkv_node.bulk_ends import THREAD_NAME, LaneSender
+from p2pkv_node.bulk_lane import THREAD_NAME
+from p2pkv_node.bulk_receive import reader_count
 from p2pkv_node.bulk_tls import TlsConnection, client_context, make_identity
 
 HOST = "127.0.0.1"
@@ -75,6 +75,29 @@ class Sink:
         self.closed += 1
 
 
+class Source:
+    """Gives blocks to a lane."""
+
+    def __init__(self, *blocks: tuple[Cid, bytes]) -> None:
+        self.blocks = dict(blocks)
+        self.reads = 0
+        self.sent: list[int] = []
+        self.closed = 0
+
+    def read_block(self, cid: Cid, buffer: memoryview) -> int:
+        self.reads += 1
+        data = self.blocks.get(cid, b"")
+        buffer[: len(data)] = data
+        return len(data)
+
+    def blocks_sent(self, sizes: Sequence[int]) -> None:
+        assert self.closed == 0
+        self.sent += sizes
+
+    def lane_closed(self) -> None:
+        self.closed += 1
+
+
 class Clock:
     def __init__(self) -> None:
         self.now = 1000.0
@@ -106,18 +129,20 @@ async def lane() -> AsyncIterator[TlsBulkLane]:
             yield running
 
 
-async def open_lane(lane: TlsBulkLane, sink: Sink) -> tuple[BulkSender, BulkReceiver]:
-    """Return both ends of a new lane."""
+async def open_lane(
+    lane: TlsBulkLane, sink: Sink, source: Source | None = None, *, consumer: TlsBulkLane | None = None
+) -> tuple[BulkSender, BulkReceiver]:
+    """Return both ends of a new lane, of one node or of two."""
     senders: list[BulkSender] = []
-    offer = lane.offer(PEER, want_sender=senders.append)
+    offer = lane.offer(PEER, source or Source(), want_sender=senders.append)
     assert offer is not None
-    receiver = await lane.connect(HOST, offer, sink)
+    receiver = await (consumer or lane).connect(HOST, offer, sink)
     await until(lambda: len(senders) == 1)
     return senders[0], receiver
 
 
 def offered(lane: TlsBulkLane, peer: str = PEER) -> BulkOffer:
-    offer = lane.offer(peer, want_sender=lambda sender: None)
+    offer = lane.offer(peer, Source(), want_sender=lambda sender: None)
     assert offer is not None
     return offer
 
@@ -133,90 +158,80 @@ async def stranger(lane: TlsBulkLane, context: ssl.SSLContext | None = None) -> 
 
 async def test_a_block_goes_over(lane: TlsBulkLane) -> None:
     cid, data = block(1, MAX_CODED_BLOCK_BYTES)
-    sink = Sink((cid, data))
-    sender, receiver = await open_lane(lane, sink)
+    sink, source = Sink((cid, data)), Source((cid, data))
+    sender, receiver = await open_lane(lane, sink, source)
     statistics = lane.statistics()
     assert (statistics.sending_lanes, statistics.receiving_lanes) == (1, 1)
-    await sender.send_block(cid, memoryview(data))
+    sender.send_blocks([cid])
     await until(lambda: len(sink.received) == 1)
     assert sink.received == [(cid, data)]
+    await until(lambda: source.sent == [len(data)])
     receiver.close()
     await until(lambda: lane.statistics().sending_lanes == 0 and sink.closed == 1)
+    assert source.closed == 1
     statistics = lane.statistics()
     assert (statistics.receiving_lanes, statistics.protocol_faults, statistics.dropped_strangers) == (0, 0, 0)
     assert (statistics.blocks_sent, statistics.bytes_sent) == (1, len(data))
     assert (statistics.blocks_received, statistics.bytes_received) == (1, len(data))
 
 
-async def test_many_blocks_wait_for_a_slow_consumer(lane: TlsBulkLane) -> None:
-    blocks = [block(seed, MIB) for seed in range(8)]
-    sink = Sink(*blocks)
-    sink.gate.clear()
-    sender, _ = await open_lane(lane, sink)
-    assert isinstance(sender, LaneSender)
-    count, most = 48, 0
-    fed = trio.Event()
-
-    async def feed() -> None:
-        nonlocal most
-        for number in range(count):
-            await sender.send_block(*blocks[number % 8])
-            most = max(most, sender.queued_bytes)
-        fed.set()
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(feed)
-        await until(lambda: sender._someone_waits and sender.queued_bytes == 2 * MIB)
-        assert len(sink.received) <= 1
-        sink.gate.set()
-        await fed.wait()
-        await until(lambda: len(sink.received) == count)
-    assert most <= 2 * MIB
-    assert all(item == blocks[number % 8] for number, item in enumerate(sink.received))
+async def test_blocks_of_many_sizes_go_over_in_order_and_are_all_reported(lane: TlsBulkLane) -> None:
+    blocks = [block(seed, size) for seed, size in enumerate([1, 16 * KIB - 40, 16 * KIB, 192 * KIB, MIB, 3, 700 * KIB])]
+    sink, source = Sink(*blocks), Source(*blocks)
+    sender, _ = await open_lane(lane, sink, source)
+    sender.send_blocks([cid for cid, _ in blocks[:5]])
+    sender.send_blocks([cid for cid, _ in blocks[5:]])
+    await until(lambda: len(source.sent) == len(blocks))
+    assert source.sent == [len(data) for _, data in blocks]
+    await until(lambda: len(sink.received) == len(blocks))
+    assert sink.received == blocks
 
 
-async def test_a_cancelled_send_queues_nothing(lane: TlsBulkLane) -> None:
+async def test_a_block_that_is_not_here_is_reported_and_the_next_one_sent(lane: TlsBulkLane) -> None:
+    here, gone = block(1), block(2)
+    sink, source = Sink(here, gone), Source(here)
+    sender, _ = await open_lane(lane, sink, source)
+    sender.send_blocks([gone[0], here[0], gone[0]])
+    await until(lambda: source.sent == [0, len(here[1]), 0])
+    await until(lambda: sink.received == [here])
+
+
+async def test_a_consumer_that_reads_nothing_has_next_to_nothing_read_for_it_and_is_cut_off() -> None:
     blocks = [block(seed, MIB) for seed in range(4)]
-    sink = Sink(*blocks)
-    sink.gate.clear()
-    sender, _ = await open_lane(lane, sink)
-    assert isinstance(sender, LaneSender)
-    sent = 0
-
-    async def feed() -> None:
-        nonlocal sent
-        while True:
-            await sender.send_block(*blocks[sent % 4])
-            sent += 1
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(feed)
-        await until(lambda: sender._someone_waits and sender.queued_bytes == 2 * MIB)
-        nursery.cancel_scope.cancel()
-    sink.gate.set()
-    await until(lambda: len(sink.received) == sent)
-    await sender.send_block(*blocks[0])
-    await until(lambda: len(sink.received) == sent + 1)
-
-
-@pytest.mark.parametrize("size", [0, MAX_CODED_BLOCK_BYTES + 1])
-async def test_a_block_of_no_or_too_many_bytes_is_not_sent(lane: TlsBulkLane, size: int) -> None:
-    sender, _ = await open_lane(lane, Sink())
-    with pytest.raises(UsageError):
-        await sender.send_block(Cid.of_block(b""), bytes(size))
+    slow, slow_source, sink, source = Sink(*blocks), Source(*blocks), Sink(*blocks), Source(*blocks)
+    slow.gate.clear()
+    async with (
+        TlsBulkLane(BulkSettings(host=HOST, send_timeout_s=1.0)).running() as lane,
+        TlsBulkLane().running() as slow_node,
+    ):
+        stuck, _ = await open_lane(lane, slow, slow_source, consumer=slow_node)
+        sender, _ = await open_lane(lane, sink, source)
+        stuck.send_blocks([blocks[number % 4][0] for number in range(200)])
+        await until(lambda: len(slow_source.sent) > 0)  # told while there is more to send
+        assert slow_source.closed == 0
+        for number in range(40):  # its neighbour does not notice
+            sender.send_blocks([blocks[number % 4][0]])
+        await until(lambda: len(sink.received) == 40)
+        # One block is being sent, and the kernel holds what it holds.
+        assert slow_source.reads < 40
+        await until(lambda: slow_source.closed == 1)
+        assert len(slow_source.sent) == slow_source.reads - 1
+        slow.gate.set()
+        await until(lambda: slow.closed == 1)
 
 
 async def test_a_lane_ends_before_its_key_is_worn_out(lane: TlsBulkLane, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk_ends, "MAX_BULK_LANE_BYTES", 128 * KIB)
+    monkeypatch.setattr(bulk_send, "MAX_BULK_LANE_BYTES", 128 * KIB)
     blocks = [block(seed) for seed in range(2)]
-    sink = Sink(*blocks)
-    sender, _ = await open_lane(lane, sink)
-    for item in blocks:
-        await sender.send_block(*item)
-    await until(lambda: sink.closed == 1)
+    sink, source = Sink(*blocks), Source(*blocks)
+    sender, _ = await open_lane(lane, sink, source)
+    for cid, _ in blocks:
+        sender.send_blocks([cid])
+    await until(lambda: sink.closed == 1 and source.closed == 1)
     assert len(sink.received) == 2
-    with pytest.raises(PeerUnreachableError):
-        await sender.send_block(*blocks[0])
+    assert source.sent == [64 * KIB, 64 * KIB]
+    sender.send_blocks([blocks[0][0]])  # dropped
+    assert source.reads == 2
 
 
 # --- tokens ------------------------------------------------------------------------------------------------------------------
@@ -286,7 +301,7 @@ async def test_one_peer_cannot_hoard_offers() -> None:
         await lane.connect(HOST, offered(lane), Sink())  # an open lane counts as well
         for _ in range(MAX_STREAMS_PER_PEER - 1):
             offered(lane)
-        assert lane.offer(PEER, want_sender=lambda sender: None) is None
+        assert lane.offer(PEER, Source(), want_sender=lambda sender: None) is None
         offered(lane, "another peer")
         clock.now += 60
         offered(lane)  # what nobody took has expired
@@ -296,14 +311,14 @@ async def test_all_offers_together_are_bounded(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr("p2pkv_node.bulk.MAX_BULK_OFFERS", 3)
     for number in range(3):
         offered(lane, f"peer {number}")
-    assert lane.offer("one more", want_sender=lambda sender: None) is None
+    assert lane.offer("one more", Source(), want_sender=lambda sender: None) is None
 
 
 async def test_lanes_are_bounded_at_both_ends() -> None:
     async with TlsBulkLane(BulkSettings(host=HOST, max_connections=1)).running() as lane:
         first, second = offered(lane), offered(lane)
         await lane.connect(HOST, first, Sink())
-        assert lane.offer(PEER, want_sender=lambda sender: None) is None
+        assert lane.offer(PEER, Source(), want_sender=lambda sender: None) is None
         with pytest.raises(PeerUnreachableError, match="no bulk lane can be opened"):
             await lane.connect(HOST, second, Sink())
         async with TlsBulkLane().running() as other:
@@ -568,7 +583,7 @@ async def test_another_greeting_is_another_protocol(lane: TlsBulkLane) -> None:
 
 async def test_a_consumer_that_talks_is_cut_off(lane: TlsBulkLane) -> None:
     senders: list[BulkSender] = []
-    offer = lane.offer(PEER, want_sender=senders.append)
+    offer = lane.offer(PEER, Source(), want_sender=senders.append)
     assert offer is not None
     connection = await stranger(lane)
     try:
@@ -587,15 +602,30 @@ import json, sys, trio
 from p2pkv.formats.cid import Cid
 from p2pkv_node.bulk import BulkSettings, TlsBulkLane
 
+DATA = bytes(65536)
+CID = Cid.of_block(DATA)
+
+class Source:
+    def read_block(self, cid, buffer):
+        buffer[: len(DATA)] = DATA
+        return len(DATA)
+
+    def blocks_sent(self, sizes):
+        self.sender.send_blocks([CID] * len(sizes))
+
+    def lane_closed(self):
+        pass
+
 async def main():
     senders, receive_sender = trio.open_memory_channel(1)
     async with TlsBulkLane(BulkSettings(host="127.0.0.1")).running() as lane:
-        offer = lane.offer("consumer", want_sender=senders.send_nowait)
+        source = Source()
+        offer = lane.offer("consumer", source, want_sender=senders.send_nowait)
         print(json.dumps([offer.port, offer.token.hex(), offer.fingerprint.hex()]), flush=True)
         sender = await receive_sender.receive()
-        data = bytes(65536)
-        while True:
-            await sender.send_block(Cid.of_block(data), data)
+        source.sender = sender
+        source.blocks_sent([0])
+        await trio.sleep_forever()
 
 trio.run(main)
 """
@@ -627,50 +657,38 @@ async def test_a_provider_killed_in_the_middle_closes_the_lane(lane: TlsBulkLane
 
 async def test_the_provider_closes_while_its_thread_is_stuck_in_send(lane: TlsBulkLane) -> None:
     blocks = [block(seed, MIB) for seed in range(4)]
-    sink = Sink(*blocks)
+    sink, source = Sink(*blocks), Source(*blocks)
     sink.gate.clear()
-    sender, _ = await open_lane(lane, sink)
-    assert isinstance(sender, LaneSender)
-
-    cut_off = trio.Event()
-
-    async def feed() -> None:
-        with contextlib.suppress(PeerUnreachableError):
-            while True:
-                await sender.send_block(*blocks[0])
-        cut_off.set()
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(feed)
-        await until(lambda: sender._someone_waits and sender.queued_bytes == 2 * MIB)
-        sender.close()  # wakes the thread and whoever waits for room
-        sender.close()
-        with trio.fail_after(DEADLINE_S):
-            await cut_off.wait()
-    await until(lambda: lane.statistics().sending_lanes == 0)
+    sender, _ = await open_lane(lane, sink, source)
+    sender.send_blocks([blocks[0][0]] * 200)
+    await until(lambda: source.reads > 0)
+    sender.close()
+    sender.close()
+    await until(lambda: lane.statistics().sending_lanes == 0 and source.closed == 1)
+    assert source.reads < 200
     sink.gate.set()
     await until(lambda: sink.closed == 1)
 
 
 async def test_the_consumer_closes_while_nothing_comes(lane: TlsBulkLane) -> None:
-    sink = Sink()
-    sender, receiver = await open_lane(lane, sink)
+    sink, source = Sink(), Source()
+    sender, receiver = await open_lane(lane, sink, source)
     receiver.close()
     receiver.close()
     await until(lambda: lane.statistics().sending_lanes == 0 and sink.closed == 1)
     assert lane_threads() == []
-    with pytest.raises(PeerUnreachableError):
-        await sender.send_block(*block(1))
+    assert source.closed == 1
+    sender.send_blocks([block(1)[0]])
+    assert source.reads == 0
 
 
 async def test_the_sink_may_close_from_its_own_thread(lane: TlsBulkLane) -> None:
     blocks = [block(seed, KIB) for seed in range(3)]  # they fit the kernel's buffers
     sink = Sink(*blocks)
-    sender, receiver = await open_lane(lane, sink)
+    sender, receiver = await open_lane(lane, sink, Source(*blocks))
     sink.after_block = receiver.close
     sink.gate.clear()
-    for item in blocks:
-        await sender.send_block(*item)
+    sender.send_blocks([cid for cid, _ in blocks])
     await until(lambda: lane.statistics().blocks_sent == 3)
     sink.gate.set()
     await until(lambda: sink.closed == 1)
@@ -684,21 +702,21 @@ async def test_nothing_stays_behind() -> None:
     async with TlsBulkLane(BulkSettings(host=HOST)).running() as provider, TlsBulkLane().running() as consumer:
         senders: list[BulkSender] = []
         for sink in sinks:
-            offer = provider.offer(PEER, want_sender=senders.append)
+            offer = provider.offer(PEER, Source(*blocks), want_sender=senders.append)
             assert offer is not None
             await consumer.connect(HOST, offer, sink)
         await until(lambda: len(senders) == 4)
         for sender in senders:
-            await sender.send_block(*blocks[0])
+            sender.send_blocks([blocks[0][0]])
         waiting = await stranger(provider)  # a stranger in the middle of its handshake goes as well
         await until(lambda: all(sink.received for sink in sinks))
-        assert len(lane_threads()) == 8
+        assert len(lane_threads()) == 4 + reader_count()
     waiting.close()
     assert [sink.closed for sink in sinks] == [1, 1, 1, 1]
     assert lane_threads() == []
     assert open_descriptors() == before
     assert provider.port is None
-    assert provider.offer(PEER, want_sender=senders.append) is None
+    assert provider.offer(PEER, Source(), want_sender=senders.append) is None
     with pytest.raises(PeerUnreachableError):
         await consumer.connect(HOST, BulkOffer(1, bytes(TOKEN_BYTES), bytes(32)), Sink())
 
@@ -723,7 +741,7 @@ async def test_an_error_inside_comes_out_as_it_is() -> None:
 async def test_without_a_bulk_port_there_is_no_offer() -> None:
     async with TlsBulkLane().running() as lane:
         assert lane.port is None
-        assert lane.offer(PEER, want_sender=lambda sender: None) is None
+        assert lane.offer(PEER, Source(), want_sender=lambda sender: None) is None
 
 
 @pytest.mark.parametrize("host", ["::1", "::"])
@@ -734,11 +752,11 @@ async def test_ipv6_carries_a_block(host: str) -> None:
             cid, data = block(1)
             sink = Sink((cid, data))
             senders: list[BulkSender] = []
-            offer = lane.offer(PEER, want_sender=senders.append)
+            offer = lane.offer(PEER, Source((cid, data)), want_sender=senders.append)
             assert offer is not None
             await lane.connect("::1", offer, sink)
             await until(lambda: len(senders) == 1)
-            await senders[0].send_block(cid, data)
+            senders[0].send_blocks([cid])
             await until(lambda: len(sink.received) == 1)
     except ListenError as error:
         if isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
-import time
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,46 +15,11 @@ from p2pkv.formats.did import encode_did
 from p2pkv.limits import MAX_REQUEST_BYTES, MAX_TRUST_NOTE_BYTES
 from p2pkv.store.home import HomeLayout
 from p2pkv.store.staging import open_staging
-from tests.support.artifacts import PUBLISHER, Sample, make_sample, model
-from tests.support.stores import Gate, tampering
-from tests.support.town import Daemon, Town, open_town, until
+from tests.node.conftest import PROMPT
+from tests.support.artifacts import PUBLISHER, Sample, model
+from tests.support.town import Daemon
 
-TOKENS = list(range(1000, 1600))
-PROMPT: dict[str, Any] = {"model_id": model().model_id.hex(), "dtype": "bf16", "token_ids": [*TOKENS, 1, 2]}
 OTHER_DID = encode_did(bytes(range(32)))
-
-
-@pytest.fixture
-async def town(tmp_path: Path) -> AsyncIterator[Town]:
-    async with open_town(tmp_path) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def sample() -> Sample:
-    return make_sample(TOKENS, created=int(time.time()))
-
-
-@pytest.fixture
-async def daemon(town: Town) -> Daemon:
-    return await town.start("daemon", trusted=[PUBLISHER])
-
-
-@pytest.fixture
-async def http(daemon: Daemon) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.AsyncHTTPTransport(uds=str(HomeLayout(daemon.home).control_socket))
-    async with httpx.AsyncClient(transport=transport, base_url="http://p2pkv", timeout=20) as client:
-        yield client
-
-
-async def events_of(http: httpx.AsyncClient, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return all events of one fetch."""
-    answer = await http.post("/v1/fetch", json=body)
-    assert answer.status_code == 200
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    assert answer.headers["cache-control"] == "no-store"
-    assert answer.text.endswith("\n\n")
-    return [json.loads(part.removeprefix("data: ")) for part in answer.text.split("\n\n") if part]
 
 
 def error_of(answer: httpx.Response) -> dict[str, str]:
@@ -87,7 +48,8 @@ async def test_status(daemon: Daemon, http: httpx.AsyncClient, sample: Sample) -
         "complete_artifacts": 1,
         "damaged_blocks": 0,
     }
-    assert status["served"] == {"channels": 0, "blocks": 0, "bytes": 0, "refused": 0}
+    nothing = {"channels": 0, "blocks": 0, "bytes": 0, "refused": 0, "rate": 0.0, "outstanding_by_peer": {}}
+    assert status["served"] == nothing
     assert status["announcing"] == {"keys": 4, "announced": 4, "late_s": 0.0}
 
 
@@ -154,66 +116,6 @@ async def test_publish_refuses_what_is_not_whole(
 
 
 # --- fetch ----------------------------------------------------------------------------------------------------------------
-
-
-async def test_a_fetch_tells_all_that_happens(town: Town, daemon: Daemon, http: httpx.AsyncClient, sample: Sample) -> None:
-    provider = await town.start("provider")
-    await provider.plant(sample.artifact, sample.blocks)
-    events = await events_of(http, PROMPT)
-    kinds = [event["event"] for event in events]
-    assert set(kinds) == {"progress", "matched", "segment", "report"}
-    assert kinds.index("matched") < kinds.index("segment") < kinds.index("report")
-    assert kinds[-1] == "report"
-    assert [event["index"] for event in events if event["event"] == "segment"] == [0, 1, 2]
-    (matched,) = [event for event in events if event["event"] == "matched"]
-    assert matched == {"event": "matched", "manifest": str(sample.cid), "hit_tokens": 600, "segments": 3}
-    states = {event["state"] for event in events if event["event"] == "progress"}
-    assert states <= {"looking up providers", "reading the manifest", "transferring blocks", "done"}
-    assert {"transferring blocks", "done"} <= states
-    report = events[-1]
-    assert (report["manifest"], report["token_count"], report["hit_tokens"]) == (str(sample.cid), 600, 600)
-    assert (report["segments"], report["local_bytes"], report["refusals"]) == (3, 0, [])
-    assert report["bytes_by_peer"] == {provider.peer_id: sum(map(len, sample.blocks.values()))}
-    assert report["rate_by_peer"].keys() == {provider.peer_id}
-    assert {"first_provider_s", "manifest_s", "first_block_s", "done_s"} <= report["times"].keys()
-
-
-async def test_a_fetch_by_manifest_and_one_that_fails(
-    town: Town, daemon: Daemon, http: httpx.AsyncClient, sample: Sample
-) -> None:
-    provider = await town.start("provider")
-    await provider.plant(sample.artifact, sample.blocks)
-    events = await events_of(http, {"manifest": str(sample.cid)})
-    assert events[-1]["hit_tokens"] == 600
-    events = await events_of(http, {"manifest": str(Cid.of_node(b"nobody")), "patience_s": 10})
-    assert events[-1]["event"] == "error"
-    assert events[-1]["code"] == "artifact.not_found"
-    assert events[-1]["advice"]
-
-
-async def test_a_client_that_goes_away_ends_its_fetch(
-    town: Town, daemon: Daemon, http: httpx.AsyncClient, sample: Sample
-) -> None:
-    gate = Gate()
-
-    def hold(cid: Cid, data: bytes) -> bytes:
-        if cid.codec is Codec.RAW:
-            gate.wait()
-        return data
-
-    provider = await town.start("provider", serve_from=tampering(hold))
-    await provider.plant(sample.artifact, sample.blocks)
-    try:
-        with trio.CancelScope() as scope:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(events_of, http, PROMPT)
-                await until(gate.reached.is_set)
-                assert daemon.node.fetches == 1
-                scope.cancel()
-        await until(lambda: daemon.node.fetches == 0)
-    finally:
-        gate.open()
-    assert (await http.get("/v1/status")).json()["fetches"] == 0
 
 
 NONSENSE: list[dict[str, Any]] = [
