@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -37,20 +38,38 @@ def make_blocks(seed: int, size: int) -> list[tuple[Cid, bytes]]:
     return [(Cid.of_block(data), data) for data in (rng.randbytes(size) for _ in range(DISTINCT_BLOCKS))]
 
 
+class MemorySource:
+    """Gives blocks from memory."""
+
+    def __init__(self, blocks: list[tuple[Cid, bytes]]) -> None:
+        self.cids = [cid for cid, _ in blocks]
+        self._blocks = dict(blocks)
+
+    def read_block(self, cid: Cid, buffer: memoryview) -> int:
+        data = self._blocks[cid]
+        buffer[: len(data)] = data
+        return len(data)
+
+    def blocks_sent(self, sizes: Sequence[int]) -> None:
+        """All were queued at once."""
+
+    def lane_closed(self) -> None:
+        """Seen in the statistics of the lane."""
+
+
 async def send(seed: int, block_bytes: int, count: int) -> None:
     """Offer one lane on stdout, send ``count`` blocks over it, and stay until it closes."""
-    blocks = make_blocks(seed, block_bytes)
+    source = MemorySource(make_blocks(seed, block_bytes))
     senders, receive_sender = trio.open_memory_channel[BulkSender](1)
     lane = TlsBulkLane(BulkSettings(host=HOST))
     async with lane.running():
-        offer = lane.offer("bench", want_sender=senders.send_nowait)
+        offer = lane.offer("bench", source, want_sender=senders.send_nowait)
         if offer is None:
             raise RuntimeError("a lane that runs makes its first offer")
         sys.stdout.write(json.dumps([offer.port, offer.token.hex(), offer.fingerprint.hex()]) + "\n")
         sys.stdout.flush()
         sender = await receive_sender.receive()
-        for number in range(count):
-            await sender.send_block(*blocks[number % DISTINCT_BLOCKS])
+        sender.send_blocks([source.cids[number % DISTINCT_BLOCKS] for number in range(count)])
         while lane.statistics().sending_lanes:  # noqa: ASYNC110 - the port has no event for it, and a bench may poll
             await trio.sleep(0.01)
 

@@ -87,19 +87,39 @@ MAX_CONNECTIONS: Final = 256
 # A silent peer loses its blocks after this, or after mean + 4 deviations where that is longer (see pains: stalls).
 MIN_BLOCK_TIMEOUT_S: Final = 2.0
 MAX_BLOCK_TIMEOUT_S: Final = 30.0
-# Blocks asked of a peer before its rate is known; doubles with each full window that arrives in time.
-INITIAL_WINDOW_BLOCKS: Final = 4
+# One whose pauses are known loses them after this already, or mean + 4 deviations, where others are heard meanwhile: then our
+# own machine and our own link are not what pauses.
+MIN_STALL_S: Final = 0.35
+# Asked of a peer before its rate is known: two common blocks, so that a crowd behind one provider does not commit it for long.
+INITIAL_WINDOW_BYTES: Final = 384 * KIB
 MAX_WINDOW_BLOCKS: Final = 256
 # Outstanding work per peer, in seconds of its measured rate: long enough to hide a round trip, short enough to lose little.
 WINDOW_SECONDS: Final = 0.5
 # A pause of a peer in the tail that is shorter than this is a matter of scheduling, not of the peer.
 TAIL_STALL_S: Final = 0.1
+# Deadlines (segments) within which rarity comes first: 4,096 tokens. Where many fetch at once, all wait for what few have.
+RARITY_DEADLINES: Final = 16
 # Duplicate bytes that the tail of one session may cost.
 MAX_DUPLICATE_SHARE: Final = 0.02
 # A proven lie costs a peer this long.
 BAN_SECONDS: Final = 30 * MINUTE
 # Peers of one fetch: beyond this each adds more messages than speed.
 MAX_PEERS_PER_FETCH: Final = 32
+
+# --- upload ------------------------------------------------------------------------------------------------------------
+# What a peer may be sent in one turn: the largest block, or several small ones.
+UPLOAD_QUANTUM_BYTES: Final = MAX_CODED_BLOCK_BYTES
+# Granted to one peer and not yet sent: one block goes out while the next one waits, and no cancel comes too late for more.
+MAX_UPLOAD_BYTES_PER_PEER: Final = 2 * MAX_CODED_BLOCK_BYTES
+# The same of all peers together. A peer that has nothing yet may have one block beyond it, so that nobody starves: with
+# MAX_CONNECTIONS peers that read nothing, 320 MiB.
+MAX_UPLOAD_BYTES: Final = 64 * MIB
+# A peer that was not served for this long is a newcomer: leaving and coming back at once is no way to the front.
+NEWCOMER_S: Final = 10.0
+# What may leave at once under a limit of the rate, in seconds of it: a few turns of the event loop.
+UPLOAD_BURST_S: Final = 0.1
+# Look-ups for queries at once: a storm of them leaves worker threads to those who read blocks.
+MAX_QUERIES_AT_ONCE: Final = 4
 
 # --- routing -----------------------------------------------------------------------------------------------------------
 # Receivers drop provider records beyond 10 messages in 10 s from one peer: stay below it, by their clock as well.
@@ -128,20 +148,20 @@ DHT_REFRESH_S: Final = (1.0, 5.0, 30.0, 2.0 * MINUTE, 10.0 * MINUTE)
 BULK_TOKEN_SECONDS: Final = 10.0
 # A stranger who connects to the bulk port and says nothing is cut off after this.
 BULK_HANDSHAKE_TIMEOUT_S: Final = 5.0
-# Lanes in each direction; each has a thread, and as a provider up to MAX_BULK_QUEUE_BYTES.
+# Lanes in each direction; each has a thread and a buffer of one block.
 MAX_BULK_CONNECTIONS: Final = 256
 # Connections that have not shown their token yet; one more drops the oldest, so that silent ones never shut honest ones out.
 MAX_BULK_STRANGERS: Final = 64
 # Offers that wait for their consumer: several times the lanes that could come of them within BULK_TOKEN_SECONDS.
 MAX_BULK_OFFERS: Final = 1024
-# Blocks queued for one lane: at full speed 2 ms of work, enough to hide a turn of the event loop and a read from the store.
-MAX_BULK_QUEUE_BYTES: Final = 2 * MIB
 # AES-GCM is good for 2^24.5 full records of one key (RFC 8446, section 5.5), some 370 GiB; a lane ends well before.
 MAX_BULK_LANE_BYTES: Final = 256 * GIB
 
 # --- store -------------------------------------------------------------------------------------------------------------
 # A store of 100 GB has 400 packs, which a start opens in a blink; one that is mostly dead is soon rewritten.
 MAX_PACK_BYTES: Final = 256 * MIB
+# What a system takes for a place in a file: 63 bits. Beyond it, asking would be an error of Python's and not of the disk.
+MAX_FILE_OFFSET: Final = 2**63 - 1
 # What an idle node brings nearer at once, between two looks at whether it is still idle.
 READY_STEP_BYTES: Final = 4 * MIB
 # The shortest `sun_path` of the platforms we run on has 104 bytes, the closing zero included.

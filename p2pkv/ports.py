@@ -5,7 +5,7 @@ Each port has one contract suite under ``tests/contract/`` that the real part an
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -92,15 +92,34 @@ class BulkOffer:
 class BulkSender(Protocol):
     """The provider's end of one open bulk lane."""
 
-    async def send_block(self, cid: Cid, data: Buffer) -> None:
-        """Queue one block, which must not change any more; waits while the peer is slow.
+    def send_blocks(self, cids: Sequence[Cid]) -> None:
+        """Queue blocks, which the lane reads from its source one by one as the peer takes them; never waits, raises nothing.
 
-        That it returns does not mean that the block arrived: a consumer asks again for what a closed lane swallowed.
-        Raises PeerUnreachableError when the lane is closed.
+        How much is queued is the caller's business. A closed lane drops what it is given: a consumer asks again.
         """
 
     def close(self) -> None:
         """End the lane at once; what is queued is not sent. Safe from any thread, and twice."""
+
+
+class BulkSource(Protocol):
+    """Where a bulk lane of the provider takes blocks from, and whom it tells. Raises nothing."""
+
+    def read_block(self, cid: Cid, buffer: memoryview) -> int:
+        """Read a verified block into the front of ``buffer`` and return its size in bytes; 0 where it is not here.
+
+        Called from the lane's own thread, when the peer has taken the block before.
+        """
+
+    def blocks_sent(self, sizes: Sequence[int]) -> None:
+        """The next ``len(sizes)`` blocks, in the order queued, have gone out with so many bytes; 0: it was not here.
+
+        Called on the event loop, for several blocks at once where they are small. That a block has gone out does not mean
+        that it has arrived.
+        """
+
+    def lane_closed(self) -> None:
+        """The lane ended, whoever ended it, and what was queued is lost. Called once, as the last, on the event loop."""
 
 
 class BulkSink(Protocol):
@@ -133,7 +152,7 @@ class BulkReceiver(Protocol):
 class BulkLane(Protocol):
     """Direct TLS 1.3 connections beside the libp2p stream, for blocks only."""
 
-    def offer(self, peer_id: PeerId, *, want_sender: Callable[[BulkSender], None]) -> BulkOffer | None:
+    def offer(self, peer_id: PeerId, source: BulkSource, *, want_sender: Callable[[BulkSender], None]) -> BulkOffer | None:
         """Make a one-time offer for ``peer_id``; ``want_sender`` is called on the event loop when the peer has connected.
 
         That may be after the caller has lost interest: it then closes the sender. ``None`` when this node keeps no bulk
@@ -150,7 +169,17 @@ class BulkLane(Protocol):
 class BlockReader(Protocol):
     """Blocks as others may read them. Synchronous and safe to call from any thread."""
 
-    def has(self, cid: Cid) -> bool: ...
+    def has(self, cid: Cid) -> bool:
+        """Return whether the block is here, at once: a look-up in memory. Only reading tells whether it is intact."""
+
+    def size(self, cid: Cid) -> int:
+        """Return the bytes of a block, at once, as :meth:`has` does. Raises NotFoundError."""
+
+    def read_into(self, cid: Cid, buffer: memoryview) -> int:
+        """Read a block into the front of ``buffer``, verify it there, and return its size in bytes.
+
+        Raises NotFoundError, IntegrityError, StoreError; UsageError where the buffer is too short.
+        """
 
     def read(self, cid: Cid) -> bytes:
         """Return the verified bytes. Raises NotFoundError, IntegrityError, StoreError."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 KIB: Final = 1024
@@ -21,6 +22,15 @@ def format_bytes(count: float) -> str:
         if count >= unit:
             return f"{count / unit:.1f} {name}"
     raise AssertionError("unreachable: every count of a KiB or more has a unit")
+
+
+def parse_bytes(text: str) -> int | None:
+    """Return the bytes that ``831``, ``10 KiB``, ``1.5MiB`` or ``2gib`` stand for; ``None`` for anything else."""
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,9})?) ?(B|KiB|MiB|GiB)?", text, re.ASCII | re.IGNORECASE)
+    if match is None:
+        return None
+    number, unit = match.groups(default="B")
+    return int(float(number) * {"b": 1, "kib": KIB, "mib": MIB, "gib": GIB}[unit.lower()])
 
 
 def format_rate(bytes_per_second: float) -> str:

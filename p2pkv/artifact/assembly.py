@@ -28,11 +28,16 @@ class Assembly:
         self._blocks: dict[int, tuple[Cid, ...]] = {}
         self._waiting: dict[Cid, list[int]] = {}  # missing block -> the segments that hold it
         self._sizes: dict[Cid, int] = {}
+        self._named = set(artifact.manifest.segments)
 
     @property
     def missing_nodes(self) -> Collection[Cid]:
         """The segment nodes that are not here yet, in order."""
         return self._nodes.keys()
+
+    def names(self, cid: Cid) -> bool:
+        """Return whether ``cid`` is a node of the artifact, or a block of one that is here."""
+        return cid in self._named
 
     def add_node(self, cid: Cid, node: bytes) -> list[tuple[int, BlockRef]]:
         """Take a segment's node and return (segment, block) for its blocks; none for a node that is here already.
@@ -48,6 +53,7 @@ class Assembly:
         sizes = {ref.cid: ref.size for ref in refs}  # layers with equal bytes share a block
         self._missing[index] = set(sizes)
         self._blocks[index] = (cid, *sizes)
+        self._named.update(sizes)
         for block, size in sizes.items():
             self._waiting.setdefault(block, []).append(index)
             if block not in self._sizes:
@@ -71,6 +77,11 @@ class Assembly:
     def blocks(self, index: int) -> tuple[Cid, ...]:
         """Return the node of a segment that was added, and its blocks, each once."""
         return self._blocks[index]
+
+    @property
+    def opened(self) -> Collection[int]:
+        """The segments whose nodes are here."""
+        return self._blocks.keys()
 
     def is_complete(self, index: int) -> bool:
         return self._missing[index] is not None and not self._missing[index]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ import httpx
 
 from p2pkv.errors import DaemonUnreachableError, P2pkvError, error_from_dict
 from p2pkv.formats.cid import Cid
-from p2pkv.limits import MAX_CODED_BLOCK_BYTES
+from p2pkv.limits import MAX_CODED_BLOCK_BYTES, MAX_FILE_OFFSET
 from p2pkv.store.blocks import Location, is_pack
 from p2pkv.store.home import HomeLayout
 
@@ -72,7 +73,7 @@ def read_answer(response: httpx.Response) -> dict[str, Any]:
     """Return the JSON of an answer whose body is read. Raises the error that the daemon reports."""
     try:
         body = response.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         body = None
     if not isinstance(body, dict):
         raise DaemonUnreachableError(f"the daemon answered {response.status_code} without JSON", advice=_SAME_VERSION)
@@ -88,7 +89,7 @@ def read_event(line: str) -> dict[str, Any] | None:
         return None
     try:
         event: dict[str, Any] = json.loads(line[len("data: ") :])
-    except ValueError:
+    except (ValueError, RecursionError):
         event = {}
     match event:
         case {"event": "error"}:
@@ -97,7 +98,7 @@ def read_event(line: str) -> dict[str, Any] | None:
             return event
         case {"event": "matched", "manifest": str(), "blocks": dict()}:
             return event
-        case {"event": "segment", "index": int(index), "blocks": dict()} if index >= 0:
+        case {"event": "segment", "index": index, "blocks": dict()} if _is_number(index):
             return event
     raise DaemonUnreachableError(f"the daemon sent an event that is none: {line[:80]!r}", advice=_SAME_VERSION)
 
@@ -112,11 +113,18 @@ def read_locations(event: Mapping[str, Any]) -> dict[str, Location]:
         match location:
             case None:
                 continue
-            case [str(file), int(offset), int(size)] if offset >= 0 and 0 <= size <= MAX_CODED_BLOCK_BYTES and is_pack(file):
+            case [str(file), offset, size] if (
+                is_pack(file) and _is_number(offset, MAX_FILE_OFFSET) and _is_number(size, MAX_CODED_BLOCK_BYTES)
+            ):
                 found[cid] = Location(file, offset, size)
             case _:
-                raise DaemonUnreachableError(f"the daemon located a block at {str(location)[:80]}", advice=_SAME_VERSION)
+                raise DaemonUnreachableError(f"the daemon located block {cid[:80]!r} where none can be", advice=_SAME_VERSION)
     return found
+
+
+def _is_number(value: object, most: float = math.inf) -> bool:
+    """Return whether ``value`` is an integer from 0 to ``most``; JSON's true and false are none, although Python's are."""
+    return type(value) is int and 0 <= value <= most
 
 
 def unreachable(error: httpx.TransportError, home: Path) -> P2pkvError:

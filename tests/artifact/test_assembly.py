@@ -85,6 +85,18 @@ def test_a_segment_is_complete_with_its_last_block() -> None:
     assert assembly.done_bytes == assembly.total_bytes
 
 
+def test_a_segment_is_its_node_and_its_blocks_in_order_as_long_as_it_lives() -> None:
+    assembly = Assembly(SAMPLE.artifact, 600)
+    for index in (2, 0):
+        assembly.add_node(*node(index))
+    told = {index: (NODES[index], *blocks_of(index)) for index in (0, 2)}
+    assert {index: assembly.blocks(index) for index in told} == told
+    for index, (_, *blocks) in told.items():
+        for cid in blocks:
+            assembly.add_block(cid)
+        assert assembly.blocks(index) == told[index]  # also when nothing of it is missing any more
+
+
 def test_a_gap_ends_what_is_usable() -> None:
     assembly = Assembly(SAMPLE.artifact, 600)
     for index in (0, 2):
@@ -121,6 +133,7 @@ def test_a_block_that_several_segments_share_counts_for_all_of_them() -> None:
     assembly = Assembly(sample.artifact, 2 * SEGMENT_TOKENS)
     refs = [*assembly.add_node(*node(0, sample)), *assembly.add_node(*node(1, sample))]
     (cid,) = {ref.cid for _, ref in refs}
+    assert [assembly.blocks(index) for index in (0, 1)] == [(segment, cid) for segment in sample.artifact.manifest.segments]
     assert assembly.total_bytes == refs[0][1].size
     assert assembly.add_block(cid) == [0, 1]
     assert assembly.complete

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from contextlib import closing
 from pathlib import Path
 
 from p2pkv.formats.cid import Cid
-from p2pkv.store.blocks import BlockFiles
+from p2pkv.store.blocks import BlockPacks
 from p2pkv.store.home import HomeLayout
 from tests.support.artifacts import Sample
 
 
-def store(home: Path, sample: Sample) -> BlockFiles:
-    """Put every block of ``sample`` into ``home``."""
+def store(home: Path, sample: Sample, *, without: Collection[Cid] = ()) -> None:
+    """Put every block of ``sample`` but those of ``without`` into ``home``."""
     layout = HomeLayout(home)
     layout.create()
-    blocks = BlockFiles(layout.blocks)
-    for cid, data in sample.blocks.items():
-        blocks.write(cid, data)
-    return blocks
-
-
-def damage(blocks: BlockFiles, cid: Cid, at: int = 0) -> None:
-    """Flip one bit of a stored block."""
-    path = Path(blocks.path(cid))
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(data)
+    with closing(BlockPacks(layout.blocks)) as blocks:
+        for cid, data in sample.blocks.items():
+            if cid not in without:
+                blocks.write(cid, data)
 
 
 def envelope_file(folder: Path, sample: Sample) -> Path:

@@ -23,7 +23,7 @@ STATUS: dict[str, Any] = {
     "dht_peers": ["12D3KooWOther"],
     "fetches": 1,
     "store": {"blocks": 420, "bytes": 86_900_000, "artifacts": 2, "complete_artifacts": 1, "damaged_blocks": 0},
-    "served": {"channels": 1, "blocks": 7, "bytes": 2048, "refused": 0},
+    "served": {"channels": 1, "blocks": 7, "bytes": 2048, "refused": 0, "rate": 512.0, "outstanding_by_peer": {}},
     "announcing": {"keys": 12, "announced": 9, "late_s": 0.0},
     "banned_peers": [],
     "trusted_publishers": 3,

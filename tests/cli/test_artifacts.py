@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from p2pkv.errors import IntegrityError
 from p2pkv.formats.dagcbor import decode_map, encode
 from p2pkv.formats.envelope import Envelope
-from tests.cli.artifacts import damage, data_blocks, envelope_file, store
+from p2pkv.store.blocks import BlockPacks
+from p2pkv.store.home import HomeLayout
+from tests.cli.artifacts import data_blocks, envelope_file, store
 from tests.cli.conftest import Cli
 from tests.support.artifacts import KEY, PUBLISHER, Sample, make_sample, model
+from tests.support.stores import cut_off, damage_block, flip_block
 
 NOW = int(time.time())
 TOKENS = [number % 500 for number in range(600)]
@@ -20,7 +25,7 @@ TOKENS = [number % 500 for number in range(600)]
 
 @pytest.fixture
 def sample() -> Sample:
-    return make_sample(TOKENS, created=NOW, expires=NOW + 3 * 86_400 + 60)
+    return make_sample(TOKENS, created=NOW, expires=NOW + 3 * 86_400 + 43_200)
 
 
 @pytest.fixture
@@ -121,37 +126,73 @@ def _codes(cli: Cli, argument: object) -> tuple[int, list[str]]:
 @pytest.mark.usefixtures("trusted")
 @pytest.mark.parametrize("position", [0, 3, 5])
 def test_one_flipped_bit_in_a_block_is_found(cli: Cli, home: Path, sample: Sample, position: int) -> None:
-    damage(store(home, sample), data_blocks(sample)[position], at=7)
+    store(home, sample)
+    flip_block(home, data_blocks(sample)[position], 8 * 7)
     assert _codes(cli, sample.cid) == (3, ["integrity.hash"])
-    # The damaged file is gone, so that a fetch mends the artifact.
-    assert _codes(cli, sample.cid) == (4, ["fetch.incomplete"])
+
+
+@pytest.mark.usefixtures("trusted")
+def test_verify_changes_nothing_and_the_owner_of_the_store_mends_it(cli: Cli, home: Path, sample: Sample) -> None:
+    """A daemon may be running on the home: its packs are its own, and a fetch lets it find the damage and repair it."""
+    store(home, sample)
+    victim = data_blocks(sample)[3]
+    flip_block(home, victim, 8 * 7)
+    packs = files_of(HomeLayout(home).blocks)
+    for _ in range(2):
+        assert _codes(cli, sample.cid) == (3, ["integrity.hash"])
+    assert files_of(HomeLayout(home).blocks) == packs
+    with closing(BlockPacks(HomeLayout(home).blocks)) as blocks:
+        with pytest.raises(IntegrityError):
+            blocks.read(victim)
+        assert _codes(cli, sample.cid) == (4, ["fetch.incomplete"])
+        blocks.write(victim, sample.blocks[victim])
+        assert _codes(cli, sample.cid) == (0, [])  # also while the pack is still written to
+    assert _codes(cli, sample.cid) == (0, [])
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.mark.usefixtures("trusted")
 def test_one_flipped_bit_in_a_node_is_found(cli: Cli, home: Path, sample: Sample) -> None:
-    damage(store(home, sample), sample.artifact.manifest.segments[1], at=40)
+    store(home, sample)
+    flip_block(home, sample.artifact.manifest.segments[1], 8 * 40)
     assert _codes(cli, sample.cid) == (3, ["integrity.hash"])
 
 
 def test_one_flipped_bit_in_a_stored_envelope_is_found(cli: Cli, home: Path, sample: Sample) -> None:
-    damage(store(home, sample), sample.cid, at=100)
+    store(home, sample)
+    flip_block(home, sample.cid, 8 * 100)
     told = cli("verify", sample.cid, "--json")
     assert (told.status, told.error["code"]) == (3, "integrity.hash")
 
 
 @pytest.mark.usefixtures("trusted")
 def test_every_damaged_block_is_told(cli: Cli, home: Path, sample: Sample) -> None:
-    blocks = store(home, sample)
-    for cid in data_blocks(sample)[:2]:
-        damage(blocks, cid)
-    Path(blocks.path(data_blocks(sample)[4])).unlink()
+    first, second, _, _, missing, *_ = data_blocks(sample)
+    store(home, sample, without=[missing])
+    for cid in (first, second):
+        flip_block(home, cid, 0)
     assert _codes(cli, sample.cid) == (3, ["integrity.hash", "integrity.hash", "fetch.incomplete"])
 
 
 @pytest.mark.usefixtures("trusted")
 def test_a_missing_block_makes_it_incomplete(cli: Cli, home: Path, sample: Sample) -> None:
-    Path(store(home, sample).path(data_blocks(sample)[2])).unlink()
+    store(home, sample, without=data_blocks(sample)[2:3])
     assert _codes(cli, sample.cid) == (4, ["fetch.incomplete"])
+
+
+@pytest.mark.usefixtures("trusted")
+def test_a_pack_that_is_cut_off_makes_it_incomplete(cli: Cli, home: Path, tmp_path: Path, sample: Sample) -> None:
+    """What lies before the cut is here and right; the envelope lies behind it, and is named as a file."""
+    store(home, sample)
+    cut_off(home, data_blocks(sample)[4])
+    path = envelope_file(tmp_path, sample)
+    assert _codes(cli, path) == (4, ["fetch.incomplete"])
+    document = cli("verify", path, "--json").document
+    assert (document["blocks_checked"], document["complete_segments"]) == (6, 2)
+    assert cli("verify", sample.cid, "--json").error["code"] == "artifact.not_found"
 
 
 @pytest.mark.usefixtures("trusted")
@@ -172,7 +213,8 @@ def test_an_expired_artifact_is_refused(cli: Cli, tmp_path: Path) -> None:
 
 def test_all_of_several_faults_are_told(cli: Cli, home: Path) -> None:
     sample = make_sample([1, 2, 3], created=NOW - 90_000, expires=NOW - 3600)
-    damage(store(home, sample), data_blocks(sample)[0])
+    store(home, sample)
+    flip_block(home, data_blocks(sample)[0], 0)
     assert _codes(cli, sample.cid) == (3, ["integrity.hash", "trust.expired", "trust.untrusted"])
     told = cli("verify", sample.cid).out
     assert "[trust.expired]" in told
@@ -214,9 +256,9 @@ def test_a_file_larger_than_any_envelope_is_not_read(cli: Cli, tmp_path: Path) -
 @pytest.mark.usefixtures("trusted")
 def test_a_block_that_does_not_belong_is_found(cli: Cli, home: Path, sample: Sample) -> None:
     """Another block of equal size under the name of one: what a lying disk could do."""
-    blocks = store(home, sample)
+    store(home, sample)
     first, _, third, *_ = data_blocks(sample)
-    Path(blocks.path(first)).write_bytes(sample.blocks[third])
+    damage_block(home, first, sample.blocks[third])
     assert _codes(cli, sample.cid) == (3, ["integrity.hash"])
 
 
@@ -225,5 +267,5 @@ def test_a_publisher_who_signs_what_does_not_fit_is_found(cli: Cli, home: Path, 
     """Every byte has its hash and the signature is good, but two segments are in each other's place."""
     first, second, tail = sample.artifact.manifest.segments
     envelope = Envelope.sign(replace(sample.artifact.manifest, segments=(second, first, tail)), KEY)
-    store(home, sample).write(envelope.cid, envelope.encode())
+    store(home, Sample(sample.artifact, {**sample.blocks, envelope.cid: envelope.encode()}))
     assert _codes(cli, envelope.cid) == (3, ["format.manifest", "format.manifest"])

@@ -15,10 +15,10 @@ from bench.processes import NodeProcess, environment, node_process
 from p2pkv.formats.cid import Cid
 from p2pkv.formats.envelope import Envelope
 from p2pkv.formats.segment import Segment
-from p2pkv.store.blocks import BlockFiles
+from p2pkv.store.blocks import StoredBlocks
 from p2pkv.store.home import HomeLayout
-from tests.cli.artifacts import damage
 from tests.cli.checkpoint import save_checkpoint
+from tests.support.stores import flip_block
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 TEXT = "Call me Ishmael. Some years ago - never mind how long precisely. " * 10
@@ -52,9 +52,9 @@ def _wait_announced(node: NodeProcess) -> None:
 
 
 def _damage_a_block(home: Path, manifest: str) -> None:
-    blocks = BlockFiles(HomeLayout(home).blocks)
+    blocks = StoredBlocks(HomeLayout(home).blocks)
     node = Envelope.decode(blocks.read(Cid.parse(manifest))).open().segments[1]
-    damage(blocks, next(Segment.decode(blocks.read(node)).blocks()).cid, at=11)
+    flip_block(home, next(Segment.decode(blocks.read(node)).blocks()).cid, 8 * 11)
 
 
 def test_publish_trust_fetch_mend_and_generate(tmp_path: Path) -> None:

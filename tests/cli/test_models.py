@@ -19,10 +19,10 @@ from p2pkv.formats.cid import Cid
 from p2pkv.formats.envelope import Envelope
 from p2pkv.formats.tensors import Dtype
 from p2pkv.keys import encode_tokens
-from p2pkv.store.home import HomeLayout
 from tests.cli.checkpoint import BOS, save_checkpoint
 from tests.cli.conftest import Cli
 from tests.cli.daemon import FakeDaemon
+from tests.support.staged import staged_block, staged_pack, staged_records
 
 TEXT = "Call me Ishmael. Some years ago - never mind how long precisely. " * 5
 
@@ -51,9 +51,10 @@ class _Adopting(FakeDaemon):
 
         def call(client: Client, request: Any) -> dict[str, Any]:
             if request.path == "/v1/publish":
-                path = HomeLayout(home).staging / request.body["staging"] / request.body["manifest"]
-                seen.append(Envelope.decode(path.read_bytes()))
-                assert len(list(path.parent.iterdir())) == len(request.body["cids"])
+                name, manifest = request.body["staging"], Cid.parse(request.body["manifest"])
+                seen.append(Envelope.decode(staged_block(home, name, manifest)))
+                assert [str(cid) for cid in staged_records(home, name)] == request.body["cids"]
+                assert list(staged_pack(home, name).parent.iterdir()) == [staged_pack(home, name)]
             return send(client, request)
 
         monkeypatch.setattr(Client, "_call", call)

@@ -40,7 +40,7 @@ def test_a_fetch_says_what_it_waits_for_and_from_whom() -> None:
     seen: list[Moment] = []
     times = iter([0.0, 2.0])
     view = FetchView(seen.append, clock=lambda: next(times))
-    view({"event": "segment", "index": 0})
+    view({"event": "segment", "index": 0, "blocks": {}})
     view(progress(0, 4096, "2 found, 1 reachable", "looking up providers"))
     view(progress(2048, 4096))
     assert str(seen[1]) == (

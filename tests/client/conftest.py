@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import socketserver
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -17,18 +17,21 @@ from transformers import LlamaForCausalLM
 
 from p2pkv.artifact.read import Artifact
 from p2pkv.formats.cid import Cid
-from p2pkv.store.blocks import BlockFiles
+from p2pkv.formats.segment import Segment
+from p2pkv.store.blocks import BlockPacks, Location
 from p2pkv.store.home import HomeLayout
 from tests.support.crafted import Pieces, compute
 from tests.support.llama import build_model, cache_bytes, local_cache, random_tokens
 
 SHARED = 600
+Sealed = tuple[Artifact, dict[Cid, bytes]]
 
 
 class ScriptedDaemon:
     """Answers each fetch with the next script: events, and lines as they are; :attr:`asked` keeps what was asked for.
 
-    A script that ends in ``None`` ends as a killed daemon's answer does: in the middle. ``home`` holds the blocks.
+    A script that ends in ``None`` ends as a killed daemon's answer does: in the middle. ``home`` holds the blocks. An event
+    that lists ``blocks`` is sent with the places where they lie by then, as the daemon does; another goes out as it is.
     """
 
     def __init__(self, home: Path) -> None:
@@ -37,12 +40,22 @@ class ScriptedDaemon:
         self.asked: list[dict[str, Any]] = []
         layout = HomeLayout(home)
         layout.create()
-        self.blocks = BlockFiles(layout.blocks)
+        self.blocks = BlockPacks(layout.blocks)
         self.socket = layout.secure_control_socket()
 
     def hold(self, blocks: dict[Cid, bytes]) -> None:
         for cid, data in blocks.items():
             self.blocks.write(cid, data)
+
+    def locate(self, cids: Iterable[Cid]) -> dict[str, Location | None]:
+        """Return what stands under ``blocks`` in an event."""
+        return {str(cid): self.blocks.locate(cid) for cid in cids}
+
+    def _line(self, item: dict[str, Any] | str) -> str:
+        if isinstance(item, str):
+            return item
+        blocks = item.get("blocks")
+        return f"data: {json.dumps({**item, 'blocks': self.locate(blocks)} if isinstance(blocks, list) else item)}"
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -61,8 +74,7 @@ class ScriptedDaemon:
                     if item is None:
                         self.close_connection = True
                         return
-                    line = item if isinstance(item, str) else f"data: {json.dumps(item)}"
-                    data = f"{line}\n\n".encode()
+                    data = f"{script_of._line(item)}\n\n".encode()
                     self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
                 self.wfile.write(b"0\r\n\r\n")
 
@@ -84,6 +96,27 @@ class ScriptedDaemon:
                 self.socket.unlink()
 
 
+def matched(artifact: Artifact) -> dict[str, Any]:
+    token_block = artifact.manifest.tokens.cid
+    blocks = [artifact.cid] if token_block is None else [artifact.cid, token_block]
+    return {"event": "matched", "manifest": str(artifact.cid), "hit_tokens": SHARED, "segments": 3, "blocks": blocks}
+
+
+def segments(sealed: Sealed, *indices: int) -> list[dict[str, Any]]:
+    """Return the events of segments whose blocks are all here."""
+    return [{"event": "segment", "index": index, "blocks": blocks_of(sealed, index)} for index in indices]
+
+
+def blocks_of(sealed: Sealed, index: int) -> list[Cid]:
+    """Return the node of a segment and what it names, or nothing where the artifact has no such segment."""
+    artifact, blocks = sealed
+    nodes = artifact.manifest.segments[index : index + 1]
+    return [cid for node in nodes for cid in (node, *(ref.cid for ref in Segment.decode(blocks[node]).blocks()))]
+
+
+REPORT = {"event": "report", "manifest": None}
+
+
 @pytest.fixture(scope="package", autouse=True)
 def _one_thread_each() -> Iterator[None]:
     """Clients and daemons share the cores: pools of waiting threads would only take them from one another."""
@@ -94,11 +127,11 @@ def _one_thread_each() -> Iterator[None]:
 
 
 @pytest.fixture
-def daemon(tmp_path: Path, sealed: tuple[Artifact, dict[Cid, bytes]]) -> Iterator[ScriptedDaemon]:
+def daemon(tmp_path: Path, sealed: Sealed) -> Iterator[ScriptedDaemon]:
     """A scripted daemon that holds the document's artifact."""
     found = ScriptedDaemon(tmp_path / "home")
     found.hold(sealed[1])
-    with found.running():
+    with closing(found.blocks), found.running():
         yield found
 
 
@@ -130,6 +163,6 @@ def pieces(model: LlamaForCausalLM, document: list[int]) -> Pieces:
 
 
 @pytest.fixture(scope="session")
-def sealed(pieces: Pieces) -> tuple[Artifact, dict[Cid, bytes]]:
+def sealed(pieces: Pieces) -> Sealed:
     """The document's artifact, signed."""
     return pieces.signed()

@@ -13,13 +13,11 @@ from nacl.signing import SigningKey
 from transformers import LlamaForCausalLM
 
 from p2pkv import AsyncClient
-from p2pkv.artifact.read import Artifact
 from p2pkv.errors import DaemonUnreachableError, NotFoundError
 from p2pkv.formats.cid import Cid
 from p2pkv.formats.did import encode_did
 from p2pkv_node import embedded_node
-from tests.client.conftest import SHARED, ScriptedDaemon
-from tests.client.test_sync import REPORT, matched, segments
+from tests.client.conftest import REPORT, SHARED, ScriptedDaemon, Sealed, matched, segments
 from tests.support.llama import cache_bytes
 
 Run = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
@@ -87,14 +85,14 @@ def test_no_daemon_is_a_local_prefill_with_a_reason(
 @pytest.mark.parametrize("ending", [None, "data: {", {"event": "error", "code": "store.full", "message": "full"}])
 def test_a_daemon_that_dies_in_the_middle(
     daemon: ScriptedDaemon,
-    sealed: tuple[Artifact, dict[Cid, bytes]],
+    sealed: Sealed,
     run: Run,
     model: LlamaForCausalLM,
     prompt: list[int],
     expected: bytes,
     ending: Any,
 ) -> None:
-    daemon.scripts.append([matched(sealed[0]), *segments(0), ending])
+    daemon.scripts.append([matched(sealed[0]), *segments(sealed, 0), ending])
 
     async def work() -> None:
         async with AsyncClient(daemon.home) as client:
@@ -107,13 +105,13 @@ def test_a_daemon_that_dies_in_the_middle(
 
 def test_a_listener_that_raises_ends_the_call_and_leaves_nothing_open(
     daemon: ScriptedDaemon,
-    sealed: tuple[Artifact, dict[Cid, bytes]],
+    sealed: Sealed,
     run: Run,
     model: LlamaForCausalLM,
     prompt: list[int],
     expected: bytes,
 ) -> None:
-    daemon.scripts += [[matched(sealed[0]), *segments(0, 1, 2), REPORT]] * 2
+    daemon.scripts += [[matched(sealed[0]), *segments(sealed, 0, 1, 2), REPORT]] * 2
 
     def refuse(event: dict[str, Any]) -> None:
         raise ZeroDivisionError
@@ -130,9 +128,9 @@ def test_a_listener_that_raises_ends_the_call_and_leaves_nothing_open(
 
 
 async def test_a_prefill_that_is_cancelled(
-    daemon: ScriptedDaemon, sealed: tuple[Artifact, dict[Cid, bytes]], model: LlamaForCausalLM, prompt: list[int]
+    daemon: ScriptedDaemon, sealed: Sealed, model: LlamaForCausalLM, prompt: list[int]
 ) -> None:
-    daemon.scripts += [[matched(sealed[0]), *segments(0, 1, 2), REPORT]] * 2
+    daemon.scripts += [[matched(sealed[0]), *segments(sealed, 0, 1, 2), REPORT]] * 2
     async with AsyncClient(daemon.home) as client:
         with trio.CancelScope() as scope:
             await client.prefill(model, prompt, shared=SHARED, on_event=lambda event: scope.cancel())

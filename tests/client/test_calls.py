@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given, strategies as st
 
 from p2pkv.client import calls
 from p2pkv.client.report import PrefillReport
 from p2pkv.errors import DaemonUnreachableError, P2pkvError, UntrustedPublisherError, UsageError
 from p2pkv.formats.cid import Cid
+from p2pkv.limits import MAX_CODED_BLOCK_BYTES, MAX_FILE_OFFSET
+from p2pkv.store.blocks import Location
 from p2pkv.store.home import HomeLayout
 
 CID = Cid.of_node(b"manifest")
@@ -46,7 +50,7 @@ def test_an_answer_is_its_json_or_the_error_it_reports() -> None:
         calls.read_answer(httpx.Response(400, json={"error": {"code": "of.later", "message": "something new"}}))
     with pytest.raises(P2pkvError, match="answered 500"):
         calls.read_answer(httpx.Response(500, json={}))
-    for content in (b"", b"no JSON", b"[]", b"\xff"):
+    for content in (b"", b"no JSON", b"[]", b"\xff", b"[" * 100_000):
         with pytest.raises(DaemonUnreachableError, match="without JSON"):
             calls.read_answer(httpx.Response(502, content=content))
 
@@ -55,8 +59,9 @@ def test_the_lines_of_a_fetch() -> None:
     for line in ("", ": a comment", "event: message"):
         assert calls.read_event(line) is None
     for event in (
-        {"event": "matched", "manifest": str(CID)},
-        {"event": "segment", "index": 0},
+        {"event": "matched", "manifest": str(CID), "blocks": {}},
+        {"event": "segment", "index": 0, "blocks": {str(BLOCK): ["00000001.pack", 128, 5]}},
+        {"event": "segment", "index": 0, "blocks": {}, "of_later": 1},
         {"event": "progress"},
         {"event": "report"},
     ):
@@ -76,16 +81,130 @@ def test_the_lines_of_a_fetch() -> None:
         '{"event": 5}',
         '{"event": "later"}',
         '{"event": "matched"}',
-        '{"event": "matched", "manifest": 5}',
+        '{"event": "matched", "manifest": 5, "blocks": {}}',
+        '{"event": "matched", "manifest": "bafy"}',
+        '{"event": "matched", "manifest": "bafy", "blocks": null}',
+        '{"event": "matched", "manifest": "bafy", "blocks": []}',
         '{"event": "segment"}',
-        '{"event": "segment", "index": -1}',
-        '{"event": "segment", "index": "0"}',
+        '{"event": "segment", "index": 0}',
+        '{"event": "segment", "index": 0, "blocks": [["00000001.pack", 128, 5]]}',
+        '{"event": "segment", "index": -1, "blocks": {}}',
+        '{"event": "segment", "index": "0", "blocks": {}}',
+        '{"event": "segment", "index": true, "blocks": {}}',
+        '{"event": "segment", "index": 0.0, "blocks": {}}',
+        "[" * 100_000,
+        "9" * 10_000,
     ],
+    ids=lambda text: text[:60],
 )
 def test_an_event_that_is_none(text: str) -> None:
     with pytest.raises(DaemonUnreachableError) as caught:
         calls.read_event(f"data: {text}")
     assert "version" in caught.value.advice
+
+
+# --- where blocks lie -----------------------------------------------------------------------------------------------------
+
+
+def locations(*places: Any) -> dict[str, Any]:
+    return {"event": "segment", "index": 0, "blocks": {f"block {number}": place for number, place in enumerate(places)}}
+
+
+def test_the_places_of_blocks() -> None:
+    places = [
+        ["00000001.pack", 128, 5],
+        None,
+        ["123456789.pack", MAX_FILE_OFFSET, MAX_CODED_BLOCK_BYTES],
+        ["00000000.pack", 0, 0],
+    ]
+    assert calls.read_locations(locations(*places)) == {
+        "block 0": Location("00000001.pack", 128, 5),
+        "block 2": Location("123456789.pack", MAX_FILE_OFFSET, MAX_CODED_BLOCK_BYTES),
+        "block 3": Location("00000000.pack", 0, 0),
+    }
+
+
+NO_NAMES = [
+    "",
+    "x",
+    "../x",
+    "../00000001.pack",
+    "/etc/passwd",
+    "./00000001.pack",
+    "00000001.pack/../../x",
+    "00000001.pack/../../00000001.pack",
+    "0000001.pack",
+    "00000001.pack\n",
+    "00000001.pack\0",
+    " 00000001.pack",
+    "00000001.packs",
+    "00000001xpack",
+    "-0000001.pack",
+    "\u0660" * 8 + ".pack",  # digits, but not ASCII's
+    5,
+    True,
+    None,
+    ["00000001.pack"],
+]
+NO_NUMBERS = [-1, -(2**70), 2**63, 2**80, True, False, 1.0, 1e300, "1", None, [1], {}]
+NO_SIZES = [*NO_NUMBERS, MAX_CODED_BLOCK_BYTES + 1]
+NO_SHAPES = [
+    *(True, 0, "00000001.pack", [], {}, ["00000001.pack"], ["00000001.pack", 128], ["00000001.pack", 128, 5, 6]),
+    *([128, 5, "00000001.pack"], [["00000001.pack", 128, 5]], {"file": "00000001.pack", "offset": 128, "size": 5}),
+]
+NO_PLACES = [
+    *([name, 128, 5] for name in NO_NAMES),
+    *(["00000001.pack", offset, 5] for offset in NO_NUMBERS),
+    *(["00000001.pack", 128, size] for size in NO_SIZES),
+    *NO_SHAPES,
+]
+
+
+@pytest.mark.parametrize("place", NO_PLACES, ids=repr)
+def test_what_is_no_place_in_the_folder_of_blocks(place: Any) -> None:
+    """One such place among good ones is enough: whoever sent it is not what it should be."""
+    with pytest.raises(DaemonUnreachableError) as caught:
+        calls.read_locations(locations(["00000001.pack", 128, 5], place, None))
+    assert "'block 1'" in caught.value.message
+    assert "version" in caught.value.advice
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.sampled_from(NO_NUMBERS),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+pack_names = st.integers(0, 10**9).map("{:08}.pack".format)
+places = st.tuples(pack_names, st.integers(0, MAX_FILE_OFFSET), st.integers(0, MAX_CODED_BLOCK_BYTES))
+nearly_places = st.tuples(pack_names | st.sampled_from(NO_NAMES), st.integers() | json_values, st.integers() | json_values)
+
+
+@given(st.dictionaries(st.text(max_size=8), st.none() | places | nearly_places | json_values, max_size=3))
+def test_whatever_is_said_leads_into_packs_alone(blocks: dict[str, Any]) -> None:
+    """Each event as it comes over the socket: either all of its places are places, or it is refused as a whole."""
+    line = f"data: {json.dumps({'event': 'segment', 'index': 0, 'blocks': blocks})}"
+    event = calls.read_event(line)
+    assert event is not None
+    try:
+        found = calls.read_locations(event)
+    except DaemonUnreachableError:
+        return
+    assert found.keys() == {cid for cid, place in blocks.items() if place is not None}
+    for location in found.values():
+        assert re.fullmatch(r"[0-9]{8,}\.pack", location.file, re.ASCII)
+        assert {type(location.offset), type(location.size)} == {int}
+        assert 0 <= location.offset < 2**63
+        assert 0 <= location.size <= MAX_CODED_BLOCK_BYTES
+
+
+@given(st.text(max_size=40) | json_values.map(json.dumps))
+def test_a_line_is_an_event_or_one_error(text: str) -> None:
+    try:
+        event = calls.read_event(f"data: {text}")
+    except P2pkvError:
+        return
+    assert event is not None
+    assert event["event"] in ("matched", "segment", "progress", "report")
 
 
 def test_a_daemon_that_is_gone_is_told_from_one_that_is_stuck(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import shutil
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +15,19 @@ from nacl.signing import SigningKey
 from transformers import LlamaForCausalLM
 
 from p2pkv import Client, Prefill
-from p2pkv.artifact.read import Artifact
 from p2pkv.errors import DaemonUnreachableError, FormatError, P2pkvError, UsageError
 from p2pkv.formats.cid import Cid, Codec
 from p2pkv.formats.did import encode_did
+from p2pkv.limits import MAX_CODED_BLOCK_BYTES, MAX_FILE_OFFSET
+from p2pkv.store.blocks import Location
+from p2pkv.store.home import HomeLayout
 from p2pkv_node import embedded_node
-from tests.client.conftest import SHARED, ScriptedDaemon
+from tests.client.conftest import REPORT, SHARED, ScriptedDaemon, Sealed, blocks_of, matched, segments
 from tests.support.crafted import Pieces
 from tests.support.llama import assert_right, build_model, cache_bytes
-from tests.support.stores import block_file, flip_file
+from tests.support.stores import cut_off, flip_block
 
-Sealed = tuple[Artifact, dict[Cid, bytes]]
 KEY = SigningKey(b"\x05" * 32)
-
-
-def matched(artifact: Artifact) -> dict[str, Any]:
-    return {"event": "matched", "manifest": str(artifact.cid), "hit_tokens": SHARED, "segments": 3}
-
-
-def segments(*indices: int) -> list[dict[str, Any]]:
-    return [{"event": "segment", "index": index} for index in indices]
-
-
-REPORT = {"event": "report", "manifest": None}
 
 
 # --- no daemon, or one that dies ------------------------------------------------------------------------------------------
@@ -84,7 +76,7 @@ def test_a_daemon_that_dies_in_the_middle(
     arrived: int,
     hit: int,
 ) -> None:
-    daemon.scripts.append([matched(sealed[0]), *segments(*range(arrived)), None])
+    daemon.scripts.append([matched(sealed[0]), *segments(sealed, *range(arrived)), None])
     with Client(daemon.home) as client:
         prefill = client.prefill(model, prompt, shared=SHARED)
     assert cache_bytes(prefill.cache) == expected
@@ -96,8 +88,8 @@ def test_a_daemon_that_dies_in_the_middle(
 def test_segments_may_come_in_any_order_and_count_from_the_start(
     daemon: ScriptedDaemon, sealed: Sealed, model: LlamaForCausalLM, prompt: list[int], expected: bytes
 ) -> None:
-    daemon.scripts.append([matched(sealed[0]), *segments(2, 0), REPORT])
-    daemon.scripts.append([matched(sealed[0]), *segments(2, 2, 1, 0), REPORT])
+    daemon.scripts.append([matched(sealed[0]), *segments(sealed, 2, 0), REPORT])
+    daemon.scripts.append([matched(sealed[0]), *segments(sealed, 2, 2, 1, 0), REPORT])
     with Client(daemon.home) as client:
         for hit in (256, SHARED):
             prefill = client.prefill(model, prompt, shared=SHARED)
@@ -108,23 +100,31 @@ def test_segments_may_come_in_any_order_and_count_from_the_start(
 # --- a daemon that is not believed ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "events",
-    [
-        [{"event": "matched", "manifest": str(Cid.of_node(b"not here"))}, *segments(0), REPORT],
-        [{"event": "matched", "manifest": "no CID"}, *segments(0), REPORT],
-        [*segments(0, 1, 2), REPORT],
-        ["data: {", REPORT],
-        [{"event": "later"}, REPORT],
-        [{"event": "segment", "index": -1}, REPORT],
-        [],
-    ],
-    ids=["manifest-not-here", "no-cid", "nothing-matched", "no-json", "unknown", "negative", "empty"],
-)
+NOT_HERE = {"event": "matched", "manifest": str(Cid.of_node(b"not here"))}
+NONSENSE: dict[str, Callable[[Sealed], list[Any]]] = {
+    "manifest-not-here": lambda sealed: [{**NOT_HERE, "blocks": [Cid.of_node(b"not here")]}, *segments(sealed, 0), REPORT],
+    "manifest-without-a-place": lambda sealed: [{**NOT_HERE, "blocks": {}}, *segments(sealed, 0), REPORT],
+    "no-cid": lambda sealed: [{**matched(sealed[0]), "manifest": "no CID"}, *segments(sealed, 0), REPORT],
+    "no-blocks": lambda sealed: [{**matched(sealed[0]), "blocks": None}, *segments(sealed, 0), REPORT],
+    "nothing-matched": lambda sealed: [*segments(sealed, 0, 1, 2), REPORT],
+    "no-json": lambda sealed: ["data: {", REPORT],
+    "too-deep": lambda sealed: ["data: " + "[" * 100_000, REPORT],
+    "unknown": lambda sealed: [{"event": "later"}, REPORT],
+    "negative": lambda sealed: [{"event": "segment", "index": -1, "blocks": {}}, REPORT],
+    "empty": lambda sealed: [],
+}
+
+
+@pytest.mark.parametrize("events", NONSENSE.values(), ids=NONSENSE.keys())
 def test_nonsense_is_a_miss(
-    daemon: ScriptedDaemon, model: LlamaForCausalLM, prompt: list[int], expected: bytes, events: list[Any]
+    daemon: ScriptedDaemon,
+    sealed: Sealed,
+    model: LlamaForCausalLM,
+    prompt: list[int],
+    expected: bytes,
+    events: Callable[[Sealed], list[Any]],
 ) -> None:
-    daemon.scripts += [events, events]
+    daemon.scripts += [events(sealed)] * 2
     with Client(daemon.home) as client:
         prefill = client.prefill(model, prompt, shared=SHARED)
     assert prefill.report.hit_tokens == 0
@@ -134,7 +134,7 @@ def test_nonsense_is_a_miss(
 def test_a_segment_that_the_artifact_has_not(
     daemon: ScriptedDaemon, sealed: Sealed, model: LlamaForCausalLM, prompt: list[int], expected: bytes
 ) -> None:
-    daemon.scripts.append([matched(sealed[0]), *segments(0, 3, 10**9), REPORT])
+    daemon.scripts.append([matched(sealed[0]), *segments(sealed, 0, 3, 10**9), REPORT])
     with Client(daemon.home) as client:
         prefill = client.prefill(model, prompt, shared=SHARED)
     assert prefill.report.hit_tokens == 256
@@ -142,12 +142,12 @@ def test_a_segment_that_the_artifact_has_not(
 
 
 def test_an_artifact_of_another_text_or_model(
-    daemon: ScriptedDaemon, pieces: Pieces, model: LlamaForCausalLM, prompt: list[int], expected: bytes
+    daemon: ScriptedDaemon, sealed: Sealed, pieces: Pieces, model: LlamaForCausalLM, prompt: list[int], expected: bytes
 ) -> None:
     """The daemon says that they match; the client looks itself."""
     for artifact, blocks in (pieces.signed(model_id=bytes(32)), pieces.signed(last_chain_key=bytes(32))):
         daemon.hold(blocks)
-        daemon.scripts.append([matched(artifact), *segments(0, 1, 2), REPORT])
+        daemon.scripts.append([matched(artifact), *segments(sealed, 0, 1, 2), REPORT])
     other = [prompt[0] ^ 1, *prompt[1:]]
     good, _ = pieces.signed()
     with Client(daemon.home) as client:
@@ -155,19 +155,92 @@ def test_an_artifact_of_another_text_or_model(
             prefill = client.prefill(model, prompt, shared=SHARED)
             assert code in (prefill.report.miss or "")
             assert cache_bytes(prefill.cache) == expected
-        daemon.scripts.append([matched(good), *segments(0, 1, 2), REPORT])
+        daemon.scripts.append([matched(good), *segments(sealed, 0, 1, 2), REPORT])
         prefill = client.prefill(model, other, shared=SHARED)
     assert prefill.report.hit_tokens == 0
     assert_right(model, other, SHARED, prefill.cache)
+
+
+def moved(location: Location, **changes: Any) -> list[Any]:
+    return list(location._replace(**changes))
+
+
+# What a daemon may say of a block that lies at ``good``, and how often the client then asks: a place without the block is one
+# that rotted, and is asked for once more; what is no place at all is believed no second time.
+PLACES: dict[str, tuple[int, Callable[[Location], Any]]] = {
+    "gone": (2, lambda good: None),
+    "another-pack": (2, lambda good: moved(good, file="99999999.pack")),
+    "before": (2, lambda good: moved(good, offset=good.offset - 64)),
+    "one-byte-on": (2, lambda good: moved(good, offset=good.offset + 1)),
+    "behind-the-end": (2, lambda good: moved(good, offset=1 << 40)),
+    "too-short": (2, lambda good: moved(good, size=good.size - 1)),
+    "too-long": (2, lambda good: moved(good, size=good.size + 1)),
+    "nothing": (2, lambda good: moved(good, size=0)),
+    "largest-offset": (1, lambda good: moved(good, offset=MAX_FILE_OFFSET)),
+    "beyond-every-file": (1, lambda good: moved(good, offset=1 << 63)),
+    "larger-than-blocks": (1, lambda good: moved(good, size=MAX_CODED_BLOCK_BYTES + 1)),
+    "outside": (1, lambda good: moved(good, file=f"../{good.file}")),
+    "outside-by-a-folder": (1, lambda good: moved(good, file=f"00000001.pack/../../{good.file}")),
+    "no-place": (1, lambda good: good.file),
+}
+
+
+@pytest.mark.parametrize(("asks", "place"), PLACES.values(), ids=PLACES.keys())
+def test_a_block_that_is_not_where_the_daemon_says(
+    daemon: ScriptedDaemon,
+    sealed: Sealed,
+    model: LlamaForCausalLM,
+    prompt: list[int],
+    expected: bytes,
+    asks: int,
+    place: Callable[[Location], Any],
+) -> None:
+    """Nothing is read from it that is not the block, and nothing at all from outside of the folder of blocks."""
+    segment = blocks_of(sealed, 1)
+    victim = segment[-1]
+    good = daemon.blocks.locate(victim)
+    assert good is not None
+    shutil.copy(HomeLayout(daemon.home).blocks / good.file, daemon.home / good.file)  # there it would be found
+    wrong = {"event": "segment", "index": 1, "blocks": {**daemon.locate(segment), str(victim): place(good)}}
+    script = [matched(sealed[0]), *segments(sealed, 0), wrong, *segments(sealed, 2), REPORT]
+    daemon.scripts += [script, script]
+    with Client(daemon.home) as client:
+        prefill = client.prefill(model, prompt, shared=SHARED)
+        assert cache_bytes(prefill.cache) == expected
+        assert (prefill.report.hit_tokens, len(daemon.asked)) == (256, asks)
+        daemon.scripts[:] = [script, [matched(sealed[0]), *segments(sealed, 0, 1, 2), REPORT]]
+        prefill = client.prefill(model, prompt, shared=SHARED)
+    assert cache_bytes(prefill.cache) == expected
+    assert prefill.report.hit_tokens == (SHARED if asks == 2 else 256)
+
+
+def test_a_pack_that_is_cut_off_while_it_is_read(
+    daemon: ScriptedDaemon, sealed: Sealed, model: LlamaForCausalLM, prompt: list[int], expected: bytes
+) -> None:
+    """It costs the blocks behind the cut, and never the process that reads."""
+    first = blocks_of(sealed, 1)[0]
+    script = [matched(sealed[0]), *segments(sealed, 0, 1, 2), REPORT]
+    daemon.scripts += [script, script]
+
+    def cut_then_mend(event: dict[str, Any]) -> None:
+        if len(daemon.asked) == 1 and event["event"] == "matched":
+            cut_off(daemon.home, first)
+        if len(daemon.asked) == 1 and event["event"] == "report":
+            daemon.hold(sealed[1])
+
+    with Client(daemon.home) as client:
+        prefill = client.prefill(model, prompt, shared=SHARED, on_event=cut_then_mend)
+    assert cache_bytes(prefill.cache) == expected
+    assert (prefill.report.hit_tokens, len(daemon.asked)) == (SHARED, 2)
 
 
 def test_a_block_that_rots_is_asked_for_once_more(
     daemon: ScriptedDaemon, sealed: Sealed, pieces: Pieces, model: LlamaForCausalLM, prompt: list[int], expected: bytes
 ) -> None:
     victim = pieces.cids(Codec.RAW)[5]
-    script = [matched(sealed[0]), *segments(0, 1, 2), REPORT]
+    script = [matched(sealed[0]), *segments(sealed, 0, 1, 2), REPORT]
     with Client(daemon.home) as client:
-        flip_file(block_file(daemon.home, victim), 77)
+        flip_block(daemon.home, victim, 77)
         daemon.scripts += [script, script]
 
         def mend(event: dict[str, Any]) -> None:
@@ -177,7 +250,7 @@ def test_a_block_that_rots_is_asked_for_once_more(
         prefill = client.prefill(model, prompt, shared=SHARED, on_event=mend)
         assert (prefill.report.hit_tokens, len(daemon.asked)) == (SHARED, 2)
         assert cache_bytes(prefill.cache) == expected
-        flip_file(block_file(daemon.home, victim), 77)
+        flip_block(daemon.home, victim, 77)
         daemon.scripts += [script, script, script]
         prefill = client.prefill(model, prompt, shared=SHARED)
         assert (prefill.report.hit_tokens, len(daemon.asked)) == (256, 4)  # and not for ever
@@ -187,7 +260,7 @@ def test_a_block_that_rots_is_asked_for_once_more(
 def test_a_model_whose_weights_change_is_another_model(daemon: ScriptedDaemon, sealed: Sealed, prompt: list[int]) -> None:
     """Also between two calls, also in one value, also behind torch's back."""
     model = build_model()
-    script = [matched(sealed[0]), *segments(0, 1, 2), REPORT]
+    script = [matched(sealed[0]), *segments(sealed, 0, 1, 2), REPORT]
     with Client(daemon.home) as client:
         daemon.scripts.append(script)
         assert client.prefill(model, prompt, shared=SHARED).report.hit_tokens == SHARED

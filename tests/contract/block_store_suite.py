@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from p2pkv.errors import DiskFullError, IntegrityError, NotFoundError
+from p2pkv.errors import DiskFullError, IntegrityError, NotFoundError, UsageError
 from p2pkv.formats.cid import Cid, Codec, HashFunction
 from p2pkv.limits import MAX_CODED_BLOCK_BYTES
 from p2pkv.ports import BlockStore
@@ -58,9 +58,22 @@ class BlockStoreSuite:
             assert subject.store.read(cid) == DATA
         assert not subject.store.has(CID)
 
+    def test_a_block_is_read_into_the_front_of_a_buffer(self, subject: Subject) -> None:
+        subject.store.write(CID, DATA)
+        assert subject.store.size(CID) == len(DATA)
+        buffer = bytearray(b"\xff" * (len(DATA) + 1))
+        assert subject.store.read_into(CID, memoryview(buffer)) == len(DATA)
+        assert buffer == DATA + b"\xff"
+        with pytest.raises(UsageError):
+            subject.store.read_into(CID, memoryview(bytearray(len(DATA) - 1)))
+
     def test_a_missing_block_is_not_found(self, subject: Subject) -> None:
         with pytest.raises(NotFoundError, match=str(CID)):
             subject.store.read(CID)
+        with pytest.raises(NotFoundError, match=str(CID)):
+            subject.store.size(CID)
+        with pytest.raises(NotFoundError, match=str(CID)):
+            subject.store.read_into(CID, memoryview(bytearray(len(DATA))))
 
     def test_a_damaged_block_is_refused_and_can_be_written_again(self, subject: Subject) -> None:
         subject.store.write(CID, DATA)
@@ -70,6 +83,10 @@ class BlockStoreSuite:
         assert not subject.store.has(CID)
         subject.store.write(CID, DATA)
         assert subject.store.read(CID) == DATA
+        subject.damage(CID, bytes([DATA[0] ^ 1]) + DATA[1:])
+        with pytest.raises(IntegrityError):
+            subject.store.read_into(CID, memoryview(bytearray(len(DATA))))
+        assert not subject.store.has(CID)
 
     def test_writing_heals_a_damaged_block(self, subject: Subject) -> None:
         subject.store.write(CID, DATA)

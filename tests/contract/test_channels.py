@@ -16,7 +16,7 @@ from p2pkv.ports import Channel, PeerAddress
 from p2pkv.units import MIB
 from p2pkv_node.identity import peer_id_from_seed
 from p2pkv_node.network import open_network, parse_peer_address
-from sims.network import open_world
+from sims.network import Link, open_world
 from tests.contract.channel_suite import DEADLINE_S, ChannelSuite, Pair, read_exactly
 
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
@@ -186,7 +186,7 @@ async def test_library_is_quiet(caplog: pytest.LogCaptureFixture, capfd: pytest.
 
 async def test_slow_uplink_of_the_twin_takes_virtual_time(autojump_clock: trio.testing.MockClock) -> None:
     async with open_world() as world:
-        client = world.add_node("client", bytes_per_second=MIB, latency_s=0.5)
+        client = world.add_node("client", Link(up=MIB, latency_s=0.5))
         server = world.add_node("server")
         received = trio.Event()
 
@@ -198,4 +198,4 @@ async def test_slow_uplink_of_the_twin_takes_virtual_time(autojump_clock: trio.t
         channel = await client.open_channel(PeerAddress("server"))
         await channel.send(bytes(10 * MIB))
         await received.wait()
-        assert trio.current_time() == pytest.approx(10.5)
+        assert trio.current_time() == pytest.approx(11.5)  # a dial is a round trip

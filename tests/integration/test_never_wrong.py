@@ -20,14 +20,14 @@ from p2pkv.formats.manifest import Tokens
 from p2pkv.formats.segment import Segment
 from p2pkv.keys import encode_tokens
 from p2pkv.ports import Buffer
-from p2pkv.store.home import HomeLayout
 from p2pkv.store.staging import open_staging
 from p2pkv.store.store import Store
 from p2pkv_node.bulk import TlsBulkLane
 from tests.integration.conftest import SHARED, Ask, is_block, provide
 from tests.support.crafted import Pieces
 from tests.support.llama import assert_right
-from tests.support.stores import Gate, TamperedStore, block_file, flip, flip_file, tampering
+from tests.support.staged import flip_staged
+from tests.support.stores import Gate, TamperedStore, flip, flip_block, tampering
 from tests.support.town import KEY, PUBLISHER, Daemon, Town, in_thread
 
 FIRST, MIDDLE, LAST = 0, 4096, -1
@@ -59,7 +59,7 @@ async def test_a_bit_on_the_providers_disk(town: Town, pieces: Pieces, ask: Ask,
     consumer = await town.start("consumer")
     for number, bit in enumerate(BITS):
         provider.node.store.write(victim, pieces.blocks[victim])
-        flip_file(block_file(provider.home, victim), bit)
+        flip_block(provider.home, victim, bit)
         report = await ask(consumer)
         assert report.hit_tokens == 256  # the segment before the rotten one
         assert report.blocks_refused == 0  # it was not even sent
@@ -71,7 +71,7 @@ async def test_a_bit_on_the_providers_disk(town: Town, pieces: Pieces, ask: Ask,
 async def test_a_bit_in_the_manifest_on_the_providers_disk(town: Town, pieces: Pieces, ask: Ask) -> None:
     provider = await provide(town, "rotten", pieces)
     artifact, _ = pieces.signed()
-    flip_file(block_file(provider.home, artifact.cid), MIDDLE)
+    flip_block(provider.home, artifact.cid, MIDDLE)
     report = await ask(await town.start("consumer"))
     assert report.hit_tokens == 0
     assert [refusal["code"] for refusal in report.refusals] == ["artifact.not_found"]
@@ -230,12 +230,13 @@ async def test_a_signed_node_that_does_not_fit(town: Town, pieces: Pieces, ask: 
 
 
 class RottingStore(TamperedStore):
-    """Flips a bit of the victim's file behind the daemon's back: right after a read that was good, or after a write."""
+    """Flips a bit of the victim on the disk behind the daemon's back: right after a read that was good, or after a write."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store, self._rot_after_read)
         self._home = store.layout.home
         self.victim: Cid | None = None
+        self.bit = MIDDLE
         self.good_reads = 0  # that are left before it strikes
         self.writes = 0  # that it strikes after
 
@@ -243,14 +244,14 @@ class RottingStore(TamperedStore):
         if cid == self.victim and self.good_reads:
             self.good_reads -= 1
             if not self.good_reads:
-                flip_file(block_file(self._home, cid), MIDDLE)
+                flip_block(self._home, cid, self.bit)
         return data
 
     def write(self, cid: Cid, data: Buffer) -> None:
         super().write(cid, data)
         if cid == self.victim and self.writes:
             self.writes -= 1
-            flip_file(block_file(self._home, cid), MIDDLE)
+            flip_block(self._home, cid, self.bit)
 
 
 async def rotting_consumer(town: Town) -> tuple[Daemon, RottingStore]:
@@ -263,15 +264,17 @@ async def rotting_consumer(town: Town) -> tuple[Daemon, RottingStore]:
     return await town.start("consumer", serve_from=serve_from), stores[0]
 
 
-@pytest.mark.parametrize("kind", ["block", "node", "manifest"])
-async def test_a_bit_on_the_own_disk_between_two_checks(town: Town, pieces: Pieces, ask: Ask, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "bit"), [*(("block", bit) for bit in BITS), ("node", FIRST), ("node", LAST), ("manifest", MIDDLE)]
+)
+async def test_a_bit_on_the_own_disk_between_two_checks(town: Town, pieces: Pieces, ask: Ask, kind: str, bit: int) -> None:
     artifact, blocks = pieces.signed()
     provider = await provide(town, "provider", pieces)
     consumer, store = await rotting_consumer(town)
     assert (await ask(consumer)).hit_tokens == SHARED
     victim = {"block": pieces.cids(Codec.RAW)[5], "node": pieces.cids(Codec.DAG_CBOR)[1], "manifest": artifact.cid}[kind]
     # The daemon reads a block once, to check it; a node, and a manifest, once more to open it. Then the client reads it.
-    store.victim, store.good_reads = victim, 1 if kind == "block" else 2
+    store.victim, store.bit, store.good_reads = victim, bit, 1 if kind == "block" else 2
     report = await ask(consumer)
     assert store.good_reads == 0
     assert report.hit_tokens == SHARED  # the second attempt mends it
@@ -300,7 +303,7 @@ async def test_a_bit_in_the_staging_folder(
     with open_staging(publisher.home) as staging:
         staged = await in_thread(lambda: stage_artifact(model, document, KEY, terms, staging))
         victim = next(cid for cid in staged.cids if cid.codec is codec)
-        flip_file(HomeLayout(publisher.home).staging / staged.name / str(victim), MIDDLE)
+        flip_staged(publisher.home, staged.name, victim, MIDDLE)
         with pytest.raises(IntegrityError):
             await publisher.client._call(calls.publish(staged.name, staged.manifest, staged.cids))
     assert await publisher.client.artifacts() == []
@@ -334,7 +337,7 @@ async def test_a_bit_in_the_block_of_token_ids(town: Town, pieces: Pieces, ask: 
     bad = await town.start("bad", serve_from=tampering(liar))
     await bad.plant(artifact, {**blocks, cid: block})
     if place == "disk":
-        flip_file(block_file(bad.home, cid), MIDDLE)
+        flip_block(bad.home, cid, MIDDLE)
     consumer = await town.start("consumer")
     report = await ask(consumer)
     assert report.hit_tokens == 0

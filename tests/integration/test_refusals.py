@@ -41,7 +41,7 @@ from p2pkv.store.secrets import read_publisher_key, write_publisher_key
 from tests.integration.conftest import SHARED
 from tests.support.crafted import Pieces, compute, sign_anything
 from tests.support.llama import assert_right, build_model, cache_bytes
-from tests.support.stores import block_file
+from tests.support.stores import cut_off as cut_off_pack
 from tests.support.town import PUBLISHER, Town
 
 STRANGER = SigningKey(bytes(range(1, 33)))
@@ -167,20 +167,23 @@ async def test_nobody_has_it(town: Town, pieces: Pieces) -> None:
 
 
 @pytest.mark.parametrize("codec", [Codec.RAW, Codec.DAG_CBOR], ids=["block", "node"])
-async def test_a_file_of_the_store_that_is_cut_off_is_refused_and_fetched_again(
+async def test_a_pack_of_the_store_that_is_cut_off_is_refused_and_fetched_again(
     town: Town, model: LlamaForCausalLM, pieces: Pieces, prompt: list[int], expected: bytes, codec: Codec
 ) -> None:
     provider, consumer = await town.start("provider"), await town.start("consumer")
     await provider.plant(*pieces.signed())
     await consumer.plant(*pieces.signed())
     victim = pieces.cids(codec)[1]
-    path = block_file(consumer.home, victim)
-    path.write_bytes(path.read_bytes()[:-1])
+
+    def cut() -> None:
+        consumer.node.store.write(victim, pieces.blocks[victim])  # now it is the last one of its pack, and suffers alone
+        cut_off_pack(consumer.home, victim)
+
+    cut()
     with pytest.raises(IntegrityError) as caught:
         consumer.node.store.read(victim)
-    assert (caught.value.code, "fetched from a peer again" in caught.value.advice) == ("integrity.hash", True)
-    consumer.node.store.write(victim, pieces.blocks[victim])
-    path.write_bytes(path.read_bytes()[:-1])
+    assert (caught.value.code, "fetched again" in caught.value.advice) == ("integrity.hash", True)
+    cut()
     prefill = await consumer.client.prefill(model, prompt, shared=SHARED)
     assert prefill.report.hit_tokens == SHARED
     assert prefill.report.bytes_by_peer == {provider.peer_id: len(pieces.blocks[victim])}

@@ -9,7 +9,7 @@ from dataclasses import replace
 import trio
 
 from p2pkv.formats.cid import Cid, Codec
-from p2pkv.ports import BulkLane, BulkOffer, BulkReceiver, BulkSender, BulkSink
+from p2pkv.ports import BulkLane, BulkOffer, BulkReceiver, BulkSender, BulkSink, BulkSource
 from tests.integration.conftest import SHARED, Ask, is_block, provide
 from tests.support.crafted import Pieces
 from tests.support.proxy import Proxy, open_proxy
@@ -61,8 +61,8 @@ class ThroughProxy:
         self._lane = lane
         self._proxy = proxy
 
-    def offer(self, peer_id: str, *, want_sender: Callable[[BulkSender], None]) -> BulkOffer | None:
-        offer = self._lane.offer(peer_id, want_sender=want_sender)
+    def offer(self, peer_id: str, source: BulkSource, *, want_sender: Callable[[BulkSender], None]) -> BulkOffer | None:
+        offer = self._lane.offer(peer_id, source, want_sender=want_sender)
         if offer is None:
             return None
         self._proxy.target = offer.port

@@ -30,6 +30,14 @@ class TamperedStore:
     def read(self, cid: Cid) -> bytes:
         return self._tamper(cid, self._inner.read(cid))
 
+    def size(self, cid: Cid) -> int:
+        return self._inner.size(cid)
+
+    def read_into(self, cid: Cid, buffer: memoryview) -> int:
+        data = self.read(cid)
+        buffer[: len(data)] = data
+        return len(data)
+
     def write(self, cid: Cid, data: Buffer) -> None:
         self._inner.write(cid, data)
 
