@@ -177,11 +177,11 @@ class Fetch:
             self._arrived_nodes.append(cid)
             self._changed.set()
             return
-        self._teller.mark("first_block_s")
+        first = self._teller.mark("first_block_s")
         for index in self._assembly.add_block(cid):
             self._emit(SegmentReady(index, self._assembly.blocks(index)))
             self._changed.set()
-        self._teller.show_transfer(len(self._pool.providers), often=True)
+        self._teller.show_transfer(len(self._pool.providers), often=not first)
 
     def _search(self, lookups: Sequence[bytes]) -> None:
         """Look for providers, once."""

@@ -31,9 +31,12 @@ class Teller:
         self._shown = 0.0
         self._times: dict[str, float] = {}
 
-    def mark(self, name: str) -> None:
-        """Note when something happened for the first time."""
-        self._times.setdefault(name, trio.current_time() - self._started)
+    def mark(self, name: str) -> bool:
+        """Note when something happened, where it is the first time; return whether it is."""
+        first = name not in self._times
+        if first:
+            self._times[name] = trio.current_time() - self._started
+        return first
 
     def show(self, state: FetchState, detail: str) -> None:
         self._shown = trio.current_time()
