@@ -710,7 +710,7 @@ async def test_nothing_stays_behind() -> None:
             sender.send_blocks([blocks[0][0]])
         waiting = await stranger(provider)  # a stranger in the middle of its handshake goes as well
         await until(lambda: all(sink.received for sink in sinks))
-        assert len(lane_threads()) == 4 + reader_count()
+        assert len(lane_threads()) == 4 + 2 * reader_count()
     waiting.close()
     assert [sink.closed for sink in sinks] == [1, 1, 1, 1]
     assert lane_threads() == []
@@ -719,6 +719,37 @@ async def test_nothing_stays_behind() -> None:
     assert provider.offer(PEER, Source(), want_sender=senders.append) is None
     with pytest.raises(PeerUnreachableError):
         await consumer.connect(HOST, BulkOffer(1, bytes(TOKEN_BYTES), bytes(32)), Sink())
+
+
+async def test_a_defect_in_a_sink_ends_every_lane_and_is_told(lane: TlsBulkLane) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    async def receive() -> None:
+        async with TlsBulkLane().running() as consumer:
+            await open_lane(lane, good, consumer=consumer)
+            sender, _ = await open_lane(lane, bad, Source(one), consumer=consumer)
+            sender.send_blocks([one[0]])
+            await trio.sleep_forever()
+
+    bad, good, one = Sink(block(1)), Sink(), block(1)
+    bad.after_block = fail
+    with pytest.raises(ExceptionGroup) as caught:
+        await receive()
+    assert caught.group_contains(ZeroDivisionError)
+    assert (bad.closed, good.closed) == (1, 1)
+
+
+async def test_many_lanes_share_a_few_threads(lane: TlsBulkLane) -> None:
+    blocks = [block(seed) for seed in range(40)]
+    sinks = [Sink(*blocks) for _ in range(MAX_STREAMS_PER_PEER)]
+    async with TlsBulkLane().running() as consumer:
+        senders = [(await open_lane(lane, sink, Source(*blocks), consumer=consumer))[0] for sink in sinks]
+        for sender in senders:
+            sender.send_blocks([cid for cid, _ in blocks])
+        await until(lambda: all(len(sink.received) == 40 for sink in sinks))
+        assert len(lane_threads()) == len(sinks) + 2 * reader_count()
+    assert all(sink.received == blocks for sink in sinks)
 
 
 async def test_a_lane_that_is_cancelled_at_birth_still_tells_its_sink() -> None:
