@@ -46,7 +46,8 @@ class MemoryCatalog:
         return sorted(found, key=lambda match: -match.matched)
 
     def add_artifact(self, artifact: Artifact, held: frozenset[int]) -> None:
-        self._held[artifact.cid] = (artifact, held)
+        _, before = self._held.get(artifact.cid, (artifact, frozenset[int]()))
+        self._held[artifact.cid] = (artifact, before | held)
 
 
 class SimNode:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import assert_never
@@ -106,11 +106,16 @@ class _LyingStore(MemoryBlockStore):
 
 def run(scenario: Scenario, content: Content, seed: int, *, base_s: float | None = None, trace: Trace | None = None) -> Result:
     """Run ``scenario``; equal arguments give equal results, the trace included. ``base_s`` is the ideal if not given."""
+    simulation = _Simulation(scenario, content, seed, trace or Trace())
+    in_virtual_time(simulation.run, seed)
+    return simulation.result(base_s)
+
+
+def in_virtual_time(main: Callable[[], Awaitable[None]], seed: int) -> None:
+    """Run ``main`` to its end in virtual time, its tasks in an order that ``seed`` decides."""
     trio_scheduler._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]  # declared Final, for others than its plugin
     trio_scheduler._r.seed(seed)
-    simulation = _Simulation(scenario, content, seed, trace or Trace())
-    trio.run(simulation.run, clock=trio.testing.MockClock(autojump_threshold=0))
-    return simulation.result(base_s)
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
 class _Simulation:

@@ -24,6 +24,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from p2pkv import __version__
+from p2pkv.artifact.slice import Slice
 from p2pkv.errors import CidError, Fault, FormatError, NotFoundError, P2pkvError, UsageError
 from p2pkv.formats.cid import Cid
 from p2pkv.formats.did import decode_did
@@ -211,8 +212,14 @@ async def _fetch_events(node: Node, target: Target, patience_s: float) -> AsyncI
 
 
 def _target(body: dict[str, Any]) -> Target:
+    in_order = body.get("in_order", False)
+    if type(in_order) is not bool:
+        raise UsageError("`in_order` is neither true nor false")
     if "manifest" in body:
-        return ManifestTarget(_cid(_text(body, "manifest")))
+        return ManifestTarget(_cid(_text(body, "manifest")), _slice(body), in_order)
+    for name in ("segments", "layers"):
+        if name in body:
+            raise UsageError(f"`{name}` goes with `manifest` alone")
     tokens, shared = body.get("token_ids"), body.get("shared")
     if not isinstance(tokens, list) or not tokens or len(tokens) > MAX_TOKENS or not all(type(t) is int for t in tokens):
         raise UsageError(f"`token_ids` is not a list of 1 to {MAX_TOKENS} numbers")
@@ -225,7 +232,20 @@ def _target(body: dict[str, Any]) -> Target:
         raise UsageError("`model_id` is not hexadecimal, or `dtype` is unknown") from None
     if len(model_id) != DIGEST_BYTES:
         raise UsageError(f"`model_id` is not {DIGEST_BYTES} bytes")
-    return PromptTarget(model_id, dtype, tuple(tokens), shared)
+    return PromptTarget(model_id, dtype, tuple(tokens), shared, in_order)
+
+
+def _slice(body: dict[str, Any]) -> Slice:
+    segments, layers = body.get("segments"), body.get("layers")
+    if segments is not None and type(segments) is not int:
+        raise UsageError("`segments` is not a number")
+    match layers:
+        case None:
+            return Slice(segments)
+        case [int(first), int(end)] if type(first) is type(end) is int:
+            return Slice(segments, range(first, end))
+        case _:
+            raise UsageError("`layers` is not a list of two numbers: the first layer, and the one after the last")
 
 
 def _event(event: FetchEvent, store: Store) -> dict[str, Any]:
@@ -252,6 +272,8 @@ def _report(report: FetchReport) -> dict[str, Any]:
         "token_count": len(artifact.token_ids) if artifact is not None else 0,
         "hit_tokens": report.hit_tokens,
         "segments": report.segments,
+        "layers": [report.layers.start, report.layers.stop] if report.layers is not None else None,
+        "complete": report.complete,
         "local_bytes": report.local_bytes,
         "bytes_by_peer": dict(report.bytes_by_peer),
         "rate_by_peer": dict(report.rate_by_peer),

@@ -10,11 +10,12 @@ from typing import Final
 import libp2p.network.connection.swarm_connection as swarm_connection
 import trio
 from libp2p import new_host
-from libp2p.abc import IHost
+from libp2p.abc import IHost, IMuxedConn, IRawConnection
 from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
 from libp2p.custom_types import TProtocol
 from libp2p.network.auto_connector import AutoConnector
 from libp2p.network.config import ConnectionConfig, RetryConfig
+from libp2p.network.exceptions import SwarmException
 from libp2p.network.swarm import Swarm
 from libp2p.rcmgr.manager import ResourceLimits, ResourceManager
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_PROTOCOL, Transport as NoiseTransport
@@ -27,8 +28,7 @@ from p2pkv_node.identity import key_pair_from_seed
 
 logger = logging.getLogger(__name__)
 
-# py-libp2p keeps the slot of every connection it ever accepted until the node stops, so its own cap would refuse everybody
-# after so many connections in a lifetime. The resource manager below counts the living ones.
+# One count of connections is enough: that of the resource manager below.
 _NO_CAP: Final = 1_000_000_000
 
 
@@ -59,6 +59,23 @@ class _NoAutoConnector(AutoConnector):
 
     async def maybe_connect(self) -> None:
         await trio.lowlevel.checkpoint()
+
+
+class _InboundConnections:
+    """Ends the library's task for a connection that it accepted when the connection ends, and not when the node does.
+
+    Otherwise each connection in the lifetime of a node would leave a task, a socket object and a slot behind.
+    """
+
+    def __init__(self, swarm: Swarm) -> None:
+        self._upgrade = swarm.upgrade_inbound_raw_conn
+
+    async def upgrade(self, raw_conn: IRawConnection, maddr: Multiaddr) -> IMuxedConn:
+        """Stand in for the swarm's method; its caller lets the connection go after an error, and otherwise never."""
+        connection = await self._upgrade(raw_conn, maddr)
+        assert isinstance(connection, Yamux)
+        await connection.event_closed.wait()
+        raise SwarmException("the connection has ended")
 
 
 def quiet_logging() -> None:
@@ -104,6 +121,7 @@ def build_host(seed: bytes, *, announce: Sequence[Multiaddr] = ()) -> IHost:
     )
     swarm = swarm_of(host)
     swarm.auto_connector = _NoAutoConnector(swarm)
+    swarm.upgrade_inbound_raw_conn = _InboundConnections(swarm).upgrade  # type: ignore[method-assign]  # see there
     # A dial is one attempt per address; who dials decides whether to try again.
     swarm.retry_config = RetryConfig(max_retries=0)
     return host

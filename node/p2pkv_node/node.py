@@ -79,15 +79,14 @@ class Node:
         patience_s: float,
         deliver: Callable[[FetchReport], None] = lambda report: None,
     ) -> FetchReport:
-        """Fetch ``target``; a whole artifact that was fetched is announced where the node is a mirror. See Fetch.run."""
+        """Fetch ``target``; an artifact that is whole then is announced where the node is a mirror. See Fetch.run."""
         self.fetches += 1
         try:
             report = await Fetch(self.context, target, emit).run(patience_s, deliver=deliver, linger_s=_LINGER_S)
         finally:
             self.fetches -= 1
-        artifact = report.artifact
-        if artifact is not None and report.segments == len(artifact.chain_keys) and self.config.mirror:
-            self.announce(artifact, delay_s=_AFTER_FETCH_S)
+        if report.artifact is not None and report.complete and self.config.mirror:
+            self.announce(report.artifact, delay_s=_AFTER_FETCH_S)
         return report
 
     async def publish(self, staging: str, manifest: Cid, cids: Sequence[Cid]) -> Artifact:

@@ -11,14 +11,15 @@ from p2pkv.limits import SEGMENT_TOKENS
 
 
 class Assembly:
-    """The first ``hit_tokens`` tokens of ``artifact``, segment by segment.
+    """The first ``hit_tokens`` tokens of ``artifact``, segment by segment, in ``layers`` (``None`` for all of them).
 
-    Feed it nodes and arrived blocks in any order; a segment is complete when its node and all its blocks are here. A block
-    counts for the nodes that are here: where a later node names it again, it has to be told again.
+    Feed it nodes and arrived blocks in any order; a segment is complete when its node and all its blocks of these layers are
+    here. A block counts for the nodes that are here: where a later node names it again, it has to be told again.
     """
 
-    def __init__(self, artifact: Artifact, hit_tokens: int) -> None:
+    def __init__(self, artifact: Artifact, hit_tokens: int, *, layers: range | None = None, in_order: bool = False) -> None:
         self.artifact = artifact
+        self.layers = range(len(artifact.manifest.layers)) if layers is None else layers
         self.hit_tokens = hit_tokens
         self.segment_count = artifact.segments_for(hit_tokens)
         self.total_bytes = 0
@@ -26,6 +27,9 @@ class Assembly:
         self._nodes = {cid: index for index, cid in enumerate(artifact.manifest.segments[: self.segment_count])}
         self._missing: list[set[Cid] | None] = [None] * self.segment_count
         self._blocks: dict[int, tuple[Cid, ...]] = {}
+        self._others: dict[int, frozenset[Cid]] = {}
+        self._in_order = in_order
+        self._handed_over = 0  # segments, where they are handed over in order
         self._waiting: dict[Cid, list[int]] = {}  # missing block -> the segments that hold it
         self._sizes: dict[Cid, int] = {}
         self._named = set(artifact.manifest.segments)
@@ -40,7 +44,7 @@ class Assembly:
         return cid in self._named
 
     def add_node(self, cid: Cid, node: bytes) -> list[tuple[int, BlockRef]]:
-        """Take a segment's node and return (segment, block) for its blocks; none for a node that is here already.
+        """Take a segment's node and return (segment, block) for its wanted blocks; none for a node that is here already.
 
         Raises what Artifact.open_segment raises.
         """
@@ -49,11 +53,14 @@ class Assembly:
             return []
         segment = self.artifact.open_segment(index, node)
         del self._nodes[cid]
-        refs = list(segment.blocks())
+        first, end = self.layers.start, self.layers.stop
+        refs = [ref for layer in segment.layers[first:end] for ref in layer]
         sizes = {ref.cid: ref.size for ref in refs}  # layers with equal bytes share a block
+        others = {ref.cid for layer in (*segment.layers[:first], *segment.layers[end:]) for ref in layer}
         self._missing[index] = set(sizes)
         self._blocks[index] = (cid, *sizes)
-        self._named.update(sizes)
+        self._others[index] = frozenset(others - sizes.keys())
+        self._named.update(sizes, others)
         for block, size in sizes.items():
             self._waiting.setdefault(block, []).append(index)
             if block not in self._sizes:
@@ -62,7 +69,10 @@ class Assembly:
         return [(index, ref) for ref in refs]
 
     def add_block(self, cid: Cid) -> list[int]:
-        """Take a verified block; return the segments that it completes."""
+        """Take a verified block; return the segments to hand over now.
+
+        These are the segments that it completes; in order, those that are complete with all before them, each once.
+        """
         completed: list[int] = []
         for index in self._waiting.pop(cid, ()):
             missing = self._missing[index]
@@ -72,11 +82,26 @@ class Assembly:
             if not missing:
                 completed.append(index)
         self.done_bytes += self._sizes.pop(cid, 0)
-        return completed
+        return self._next_in_order() if self._in_order else completed
+
+    def _next_in_order(self) -> list[int]:
+        first = self._handed_over
+        while self._handed_over < self.segment_count and self.is_complete(self._handed_over):
+            self._handed_over += 1
+        return list(range(first, self._handed_over))
 
     def blocks(self, index: int) -> tuple[Cid, ...]:
-        """Return the node of a segment that was added, and its blocks, each once."""
+        """Return the node of a segment that was added, and its wanted blocks, each once."""
         return self._blocks[index]
+
+    def others(self, index: int) -> Collection[Cid]:
+        """Return the blocks of a segment that was added which no wanted layer names."""
+        return self._others[index]
+
+    @property
+    def all_layers(self) -> bool:
+        """Whether every layer of the artifact is wanted."""
+        return len(self.layers) == len(self.artifact.manifest.layers)
 
     @property
     def opened(self) -> Collection[int]:
@@ -88,7 +113,7 @@ class Assembly:
 
     @property
     def complete(self) -> bool:
-        """Whether every segment is here."""
+        """Whether every wanted segment is here."""
         return all(self.is_complete(index) for index in range(self.segment_count))
 
     def held(self) -> Iterator[int]:

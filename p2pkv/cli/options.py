@@ -45,6 +45,17 @@ DtypeOption = Annotated[
 ]
 DeviceOption = Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, ...")]
 
+_LAYERS: Final = re.compile(r"(\d{1,6}):(\d{1,6})", re.ASCII)
+
+
+def parse_layers(text: str) -> range:
+    """Return the layers that ``A:B`` names, from A up to and without B. Raises BadParameter, which shows the option's name."""
+    found = _LAYERS.fullmatch(text)
+    if found is None:
+        raise typer.BadParameter(f"{text!r} is no range such as 0:8, from the first layer up to and without the last")
+    return range(int(found[1]), int(found[2]))
+
+
 _DURATION: Final = re.compile(r"(\d{1,6})([hdw])")
 _UNIT_SECONDS: Final = {"h": HOUR, "d": DAY, "w": 7 * DAY}
 

@@ -13,6 +13,7 @@ import anyio.to_thread
 import httpx
 from nacl.signing import SigningKey
 
+from p2pkv.artifact.slice import Slice
 from p2pkv.client import calls
 from p2pkv.client.calls import Call
 from p2pkv.client.prefill import PrefillJob
@@ -105,10 +106,20 @@ class AsyncClient:
 
     # --- artifacts -----------------------------------------------------------------------------------------------------
 
-    async def fetch(self, manifest: Cid, *, patience_s: float = 600.0, on_event: Listener = ignore) -> dict[str, Any]:
-        """Let the daemon fetch a whole artifact, and return its report; see :meth:`Client.fetch`."""
+    async def fetch(
+        self,
+        manifest: Cid,
+        *,
+        segments: int | None = None,
+        layers: range | None = None,
+        in_order: bool = False,
+        patience_s: float = 600.0,
+        on_event: Listener = ignore,
+    ) -> dict[str, Any]:
+        """Let the daemon fetch an artifact, whole or a slice of it, and return its report; see :meth:`Client.fetch`."""
         report: dict[str, Any] = {}
-        async with aclosing(self._stream(calls.fetch_manifest(manifest, patience_s))) as events:
+        call = calls.fetch_manifest(manifest, patience_s, Slice(segments, layers), in_order=in_order)
+        async with aclosing(self._stream(call)) as events:
             async for event in events:
                 on_event(event)
                 if event["event"] == "report":

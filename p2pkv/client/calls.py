@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import httpx
 
+from p2pkv.artifact.slice import Slice
 from p2pkv.errors import DaemonUnreachableError, P2pkvError, error_from_dict
 from p2pkv.formats.cid import Cid
 from p2pkv.limits import MAX_CODED_BLOCK_BYTES, MAX_FILE_OFFSET
@@ -49,8 +50,15 @@ def publish(staging: str, manifest: Cid, cids: Sequence[Cid]) -> Call:
     return Call("POST", "/v1/publish", body)
 
 
-def fetch_manifest(manifest: Cid, patience_s: float) -> Call:
-    return Call("POST", "/v1/fetch", {"manifest": str(manifest), "patience_s": patience_s})
+def fetch_manifest(manifest: Cid, patience_s: float, wanted: Slice, *, in_order: bool) -> Call:
+    body: dict[str, Any] = {"manifest": str(manifest), "patience_s": patience_s}
+    if wanted.segments is not None:
+        body["segments"] = wanted.segments
+    if wanted.layers is not None:
+        body["layers"] = [wanted.layers.start, wanted.layers.stop]
+    if in_order:
+        body["in_order"] = True
+    return Call("POST", "/v1/fetch", body)
 
 
 def trust_add(did: str, note: str) -> Call:

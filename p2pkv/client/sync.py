@@ -13,6 +13,7 @@ import httpx
 from nacl.signing import SigningKey
 
 from p2pkv.artifact.build import Terms
+from p2pkv.artifact.slice import Slice
 from p2pkv.client import calls
 from p2pkv.client.calls import Call
 from p2pkv.client.prefill import PrefillJob
@@ -113,10 +114,24 @@ class Client:
 
     # --- artifacts -----------------------------------------------------------------------------------------------------
 
-    def fetch(self, manifest: Cid, *, patience_s: float = 600.0, on_event: Listener = ignore) -> dict[str, Any]:
-        """Let the daemon fetch a whole artifact, and return its report. Raises NotFoundError and why it was refused."""
+    def fetch(
+        self,
+        manifest: Cid,
+        *,
+        segments: int | None = None,
+        layers: range | None = None,
+        in_order: bool = False,
+        patience_s: float = 600.0,
+        on_event: Listener = ignore,
+    ) -> dict[str, Any]:
+        """Let the daemon fetch an artifact, whole or a slice of it, and return its report.
+
+        ``segments``: only so many from the start; ``layers``: only these, one after another. ``on_event`` hears of each
+        segment as soon as it is whole, or with ``in_order`` as soon as all before it are whole too. Raises NotFoundError,
+        FetchIncompleteError, UsageError for a slice that the artifact has not, and why the artifact was refused.
+        """
         report: dict[str, Any] = {}
-        for event in self._stream(calls.fetch_manifest(manifest, patience_s)):
+        for event in self._stream(calls.fetch_manifest(manifest, patience_s, Slice(segments, layers), in_order=in_order)):
             on_event(event)
             if event["event"] == "report":
                 report = event

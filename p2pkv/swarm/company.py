@@ -19,12 +19,15 @@ _ENOUGH_FOUND: Final = 8
 ENOUGH_PROVIDERS: Final = 2 * _ENOUGH_FOUND
 
 
-async def seek_company(context: Context, pool: ProviderPool, artifact: Artifact, scope: trio.CancelScope) -> None:
-    """Share ``artifact`` and look for more of its providers, again and again, until ``scope`` is cancelled."""
+async def seek_company(
+    context: Context, pool: ProviderPool, artifact: Artifact, scope: trio.CancelScope, *, share: bool
+) -> None:
+    """Look for more providers of ``artifact``, again and again, until ``scope`` is cancelled; ``share`` it where said so."""
     pause = _FIRST_PAUSE_S
     with scope:
         await _pause(context, pause)
-        context.share(artifact)
+        if share:
+            context.share(artifact)
         while True:
             if len(pool.providers) < _ENOUGH_FOUND and not pool.searching:
                 pool.search([artifact.cid.multihash], hopeful=1, enough=_ENOUGH_FOUND)

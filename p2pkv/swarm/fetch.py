@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from math import inf
 
 import trio
 
 from p2pkv.artifact.assembly import Assembly
 from p2pkv.artifact.match import Match
-from p2pkv.artifact.read import Artifact, check_model, open_manifest
+from p2pkv.artifact.read import Artifact, open_manifest
 from p2pkv.download.engine import Ask, Completed, Download, Dropped, Snubbed, Want, Withdraw
 from p2pkv.errors import FetchIncompleteError, NotFoundError, P2pkvError
 from p2pkv.exchange.messages import DontHave, Have, Message
@@ -28,7 +30,7 @@ from p2pkv.routing.candidates import Candidates
 from p2pkv.swarm.company import ENOUGH_PROVIDERS, seek_company
 from p2pkv.swarm.context import Context
 from p2pkv.swarm.groups import first_error
-from p2pkv.swarm.local import intact, read
+from p2pkv.swarm.local import commit, intact, read
 from p2pkv.swarm.pool import ProviderPool
 from p2pkv.swarm.provider import Provider
 from p2pkv.swarm.report import FetchEvent, FetchReport, FetchState, Matched, Refusal, SegmentReady
@@ -79,7 +81,8 @@ class Fetch:
         report computes now, and closing costs every peer some work.
 
         A prompt target never raises for what peers or publishers do. A manifest target raises NotFoundError,
-        FetchIncompleteError, or why the manifest was refused. Both raise DiskFullError or StoreError of our own disk.
+        FetchIncompleteError, UsageError for a slice that the artifact has not, or why the manifest was refused. Both raise
+        DiskFullError or StoreError of our own disk.
         """
         try:
             async with trio.open_nursery() as nursery:
@@ -105,13 +108,13 @@ class Fetch:
     async def _conclude(self, patience_s: float) -> FetchReport:
         """Commit what is here, and say how far it came."""
         report = self._teller.report(self._pool)
-        if self._assembly is not None:
-            held = frozenset(self._assembly.held())
-            await self._context.offload(lambda: self._context.catalog.add_artifact(self._artifact, held))
+        if (assembly := self._assembly) is not None:
+            held = await commit(self._context, assembly)
+            if isinstance(self._target, ManifestTarget) and report.segments < assembly.segment_count:
+                raise FetchIncompleteError(f"{report.segments} of {assembly.segment_count} segments are here")
+            report = replace(report, complete=len(held) == len(self._artifact.manifest.segments))
         elif isinstance(self._target, ManifestTarget):
             raise NotFoundError(f"{self._target.manifest} was not found within {patience_s:.0f} s")
-        if isinstance(self._target, ManifestTarget) and report.hit_tokens < self._artifact.manifest.tokens.count:
-            raise FetchIncompleteError(f"{report.segments} of {len(self._artifact.manifest.segments)} segments are here")
         self._teller.show(FetchState.DONE, "")
         return report
 
@@ -242,8 +245,7 @@ class Fetch:
             envelope = await read(self._context, cid)
             manifest = Envelope.decode(envelope).open()
             judge(manifest, self._context.trusted(), self._context.wall_clock())
-            if isinstance(self._target, PromptTarget):
-                check_model(manifest, self._target.model_id, self._target.dtype)
+            self._target.check(manifest)
             token_block = await self._token_block(manifest)
             if token_block is None and manifest.tokens.cid is not None:
                 return
@@ -266,17 +268,15 @@ class Fetch:
         return None
 
     def _accept(self, artifact: Artifact) -> None:
-        hit = artifact.manifest.tokens.count
-        if isinstance(self._target, PromptTarget):
-            hit = artifact.usable_prefix(self._target.token_ids, self._target.shared)
-        if hit == 0:
-            raise NotFoundError("the artifact shares no whole segment with the prompt")
+        assembly = self._target.assemble(artifact)
         self._teller.mark("manifest_s")
-        self._assembly = self._teller.assembly = Assembly(artifact, hit)
+        self._assembly = self._teller.assembly = assembly
         self._pool.settle()
         self._company = trio.CancelScope()
-        self._nursery.start_soon(seek_company, self._context, self._pool, artifact, self._company)
-        self._emit(Matched(artifact, hit, self._assembly.segment_count))
+        # Whoever has some layers has no whole segment, and does not say that it has.
+        seek = partial(seek_company, share=assembly.all_layers)
+        self._nursery.start_soon(seek, self._context, self._pool, artifact, self._company)
+        self._emit(Matched(artifact, assembly.hit_tokens, assembly.segment_count))
 
     def _refuse(self, cid: Cid, error: P2pkvError) -> None:
         if isinstance(self._target, ManifestTarget):

@@ -43,7 +43,10 @@ class Matched:
 
 @dataclass(frozen=True, slots=True)
 class SegmentReady:
-    """All blocks of segment ``index`` are in the store, verified: its node, then what the node names, each once."""
+    """All wanted blocks of segment ``index`` are in the store, verified.
+
+    These are its node, then what the node names of the wanted layers, each once.
+    """
 
     index: int
     blocks: tuple[Cid, ...]
@@ -63,12 +66,14 @@ class Refusal:
 class FetchReport:
     """How a fetch went. Times are seconds from the start of the fetch; ``None`` where it did not come to that.
 
-    ``segments`` are complete from the start of the text; ``bytes_by_peer`` counts blocks and nodes that were used.
+    ``segments`` are complete from the start of the text in ``layers``, those that were wanted; ``complete`` says whether the
+    whole artifact is here. ``bytes_by_peer`` counts blocks and nodes that were used.
     """
 
     artifact: Artifact | None
     hit_tokens: int
     segments: int
+    layers: range | None
     local_bytes: int
     bytes_by_peer: Mapping[str, int]
     rate_by_peer: Mapping[str, float]
@@ -78,6 +83,7 @@ class FetchReport:
     peers_dropped: tuple[str, ...]
     refusals: tuple[Refusal, ...]
     times: Mapping[str, float] = field(default_factory=dict)
+    complete: bool = False
 
 
 FetchEvent: TypeAlias = Progress | Matched | SegmentReady

@@ -1,4 +1,4 @@
-"""What a fetch is after: the longest published prefix of a prompt, or one artifact by its manifest."""
+"""What a fetch is after: the longest published prefix of a prompt, or an artifact, or a slice of it, by its manifest."""
 
 from __future__ import annotations
 
@@ -7,19 +7,28 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from p2pkv import keys
+from p2pkv.artifact.assembly import Assembly
+from p2pkv.artifact.read import Artifact, check_model
+from p2pkv.artifact.slice import WHOLE, Slice
+from p2pkv.errors import NotFoundError
 from p2pkv.formats.cid import Cid
+from p2pkv.formats.manifest import Manifest
 from p2pkv.formats.tensors import Dtype
 from p2pkv.routing.boundaries import lookup_keys, query_keys
 
 
 @dataclass(frozen=True)
 class PromptTarget:
-    """Fetch the longest published prefix of ``token_ids``; ``shared`` says where the part that others share ends."""
+    """Fetch the longest published prefix of ``token_ids``; ``shared`` says where the part that others share ends.
+
+    ``in_order``: a segment is handed over when all before it are complete as well, not as soon as it is itself.
+    """
 
     model_id: bytes
     dtype: Dtype
     token_ids: tuple[int, ...]
     shared: int | None = None
+    in_order: bool = False
     lookup_keys: Sequence[bytes] = field(init=False)
     query_keys: Sequence[bytes] = field(init=False)
     best_match: int = field(init=False)
@@ -34,6 +43,17 @@ class PromptTarget:
         """Return when ``segment`` is needed, before or after others: in its turn."""
         return segment
 
+    def check(self, manifest: Manifest) -> None:
+        """Raise WrongDtypeError or WrongModelError unless the manifest is of the prompt's model."""
+        check_model(manifest, self.model_id, self.dtype)
+
+    def assemble(self, artifact: Artifact) -> Assembly:
+        """Begin with what the prompt can use of ``artifact``. Raises NotFoundError where that is nothing."""
+        hit = artifact.usable_prefix(self.token_ids, self.shared)
+        if hit == 0:
+            raise NotFoundError("the artifact shares no whole segment with the prompt")
+        return Assembly(artifact, hit, in_order=self.in_order)
+
     def __post_init__(self) -> None:
         chain = keys.chain(self.model_id, self.token_ids)
         shared = keys.chain(self.model_id, self.token_ids[: self.shared]) if self.shared else None
@@ -44,9 +64,11 @@ class PromptTarget:
 
 @dataclass(frozen=True)
 class ManifestTarget:
-    """Fetch the whole artifact that ``manifest`` names."""
+    """Fetch the artifact that ``manifest`` names, or the slice of it that is ``wanted``; ``in_order`` as for a prompt."""
 
     manifest: Cid
+    wanted: Slice = WHOLE
+    in_order: bool = False
 
     @property
     def lookup_keys(self) -> Sequence[bytes]:
@@ -65,8 +87,17 @@ class ManifestTarget:
         return 1
 
     def deadline(self, segment: int) -> int:
-        """Return 0: whoever fetches an artifact whole, as a mirror, needs no part of it before another."""
-        return 0
+        """Return when ``segment`` is needed: in its turn where it is handed over so, else none before another."""
+        return segment if self.in_order else 0
+
+    def check(self, manifest: Manifest) -> None:
+        """Raise UsageError where the artifact has not as many segments or layers as are wanted."""
+        self.wanted.check(manifest)
+
+    def assemble(self, artifact: Artifact) -> Assembly:
+        """Begin with what is wanted of ``artifact``."""
+        tokens = self.wanted.token_count(artifact.manifest)
+        return Assembly(artifact, tokens, layers=self.wanted.layers, in_order=self.in_order)
 
 
 Target: TypeAlias = PromptTarget | ManifestTarget

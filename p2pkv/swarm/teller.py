@@ -58,6 +58,7 @@ class Teller:
             artifact=self.assembly.artifact if self.assembly else None,
             hit_tokens=hit_tokens,
             segments=segments,
+            layers=self.assembly.layers if self.assembly else None,
             local_bytes=self.local_bytes,
             bytes_by_peer={share.peer: share.bytes for share in shares},
             rate_by_peer={share.peer: share.rate for share in shares},

@@ -179,3 +179,95 @@ def test_every_order_completes_every_segment_once(rng: random.Random) -> None:
     assert sorted(completed) == [0, 1, 2]
     assert assembly.complete
     assert assembly.done_bytes == assembly.total_bytes
+
+
+# --- slices and order -----------------------------------------------------------------------------------------------------
+
+
+DEEP = make_sample(list(range(600)), description=model(layers=4))
+
+
+def deep_blocks(index: int, layers: range) -> list[Cid]:
+    opened = DEEP.artifact.open_segment(index, node(index, DEEP)[1])
+    return [ref.cid for layer in layers for ref in opened.layers[layer]]
+
+
+def test_only_the_wanted_layers_are_wanted_named_and_counted() -> None:
+    assembly = Assembly(DEEP.artifact, 512, layers=range(1, 3))
+    refs = assembly.add_node(*node(0, DEEP))
+    wanted = deep_blocks(0, range(1, 3))
+    assert [ref.cid for _, ref in refs] == wanted
+    assert assembly.blocks(0) == (DEEP.artifact.manifest.segments[0], *wanted)
+    assert set(assembly.others(0)) == {*deep_blocks(0, range(1)), *deep_blocks(0, range(3, 4))}
+    assert assembly.total_bytes == sum(len(DEEP.blocks[cid]) for cid in wanted)
+    assert all(assembly.names(cid) for cid in deep_blocks(0, range(4)))  # others of the same artifact are known by them
+    assert not assembly.all_layers
+    for cid in deep_blocks(0, range(1)):
+        assert assembly.add_block(cid) == []
+    assert assembly.done_bytes == 0
+    assert [assembly.add_block(cid) for cid in wanted] == [[], [0]]
+    assert assembly.usable() == (1, 256)
+
+
+def test_all_layers_leave_no_others() -> None:
+    for layers in (None, range(4)):
+        assembly = Assembly(DEEP.artifact, 600, layers=layers)
+        assembly.add_node(*node(0, DEEP))
+        assert assembly.all_layers
+        assert not assembly.others(0)
+
+
+def test_a_block_that_a_wanted_layer_shares_with_another_is_no_other() -> None:
+    sample = repeating()
+    assembly = Assembly(sample.artifact, SEGMENT_TOKENS, layers=range(1))
+    ((_, ref),) = assembly.add_node(*node(0, sample))
+    assert not assembly.others(0)
+    assert assembly.add_block(ref.cid) == [0]
+
+
+def test_in_order_a_segment_waits_for_those_before_it() -> None:
+    assembly = Assembly(SAMPLE.artifact, 600, in_order=True)
+    handed = []
+    for index in (2, 0, 1):
+        assembly.add_node(*node(index))
+        handed.append([found for cid in blocks_of(index) for found in assembly.add_block(cid)])
+    assert handed == [[], [0], [1, 2]]
+    assert list(assembly.held()) == [0, 1, 2]
+
+
+@settings(deadline=None)
+@given(
+    segments=st.integers(1, 3),
+    bounds=st.tuples(st.integers(0, 3), st.integers(1, 4)).filter(lambda bounds: bounds[0] < bounds[1]),
+    in_order=st.booleans(),
+    seed=st.integers(0, 2**32),
+)
+def test_any_slice_in_any_order_is_handed_over_once_and_at_once(
+    segments: int, bounds: tuple[int, int], in_order: bool, seed: int
+) -> None:
+    """Nodes and blocks arrive in any order, those that were not wanted among them, and some twice."""
+    layers, rng = range(*bounds), random.Random(seed)
+    assembly = Assembly(DEEP.artifact, min(segments * SEGMENT_TOKENS, 600), layers=layers, in_order=in_order)
+    missing = {index: set(deep_blocks(index, layers)) for index in range(segments)}
+    wanted = set().union(*missing.values())
+    arriving: list[tuple[int, Cid | None]] = [(index, None) for index in range(segments)]
+    handed: list[int] = []
+    while arriving:
+        index, cid = arriving.pop(rng.randrange(len(arriving)))
+        if cid is None:
+            assert {ref.cid for _, ref in assembly.add_node(*node(index, DEEP))} == missing[index]
+            arriving += [(index, block) for block in deep_blocks(index, range(4))]
+            continue
+        now = assembly.add_block(cid)
+        arriving += [(index, cid)] * (rng.random() < 0.1)
+        missing[index].discard(cid)
+        complete = [number for number in range(segments) if not missing[number]]
+        due = [number for number in complete if complete[: number + 1] == list(range(number + 1))] if in_order else complete
+        assert now == [number for number in due if number not in handed]
+        handed += now
+        assert list(assembly.held()) == complete
+        assert all(assembly.blocks(n) == (node(n, DEEP)[0], *deep_blocks(n, layers)) for n in now)
+    assert sorted(handed) == list(range(segments))
+    assert not in_order or handed == sorted(handed)
+    assert assembly.complete
+    assert assembly.done_bytes == assembly.total_bytes == sum(len(DEEP.blocks[cid]) for cid in wanted)

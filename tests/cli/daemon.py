@@ -44,6 +44,8 @@ def report(manifest: str, **changes: Any) -> dict[str, Any]:
         "token_count": 300,
         "hit_tokens": 300,
         "segments": 2,
+        "layers": [0, 2],
+        "complete": True,
         "local_bytes": 0,
         "bytes_by_peer": {"12D3KooWOther": 4096, "12D3KooWThird": 8192},
         "rate_by_peer": {"12D3KooWOther": 1e6, "12D3KooWThird": 2e6},

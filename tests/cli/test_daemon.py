@@ -82,6 +82,31 @@ def test_fetch_prints_progress_on_stderr_and_the_result_on_stdout(cli: Cli, daem
     assert daemon.requests == [("POST", "/v1/fetch", {"manifest": CID, "patience_s": 7.0})]
 
 
+def test_a_slice_is_asked_for_and_told(cli: Cli, daemon: FakeDaemon) -> None:
+    daemon.events = [report(CID, segments=1, hit_tokens=256, layers=[4, 8], complete=False)]
+    ran = cli("fetch", CID, "--segments", 1, "--layers", "4:8")
+    assert ran.status == 0
+    assert ran.out.splitlines()[1] == "1 segment in layers 4:8, of 300 tokens in all"
+    assert daemon.requests == [
+        ("POST", "/v1/fetch", {"manifest": CID, "patience_s": 600.0, "segments": 1, "layers": [4, 8]}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--segments", "0"),
+        ("--segments", "x"),
+        *(("--layers", text) for text in ("4", "8:4", "4:4", "a:b", "-1:2", "0:99999")),
+    ],
+)
+def test_what_is_no_slice_is_refused_before_the_daemon_is_asked(cli: Cli, daemon: FakeDaemon, option: str, value: str) -> None:
+    told = cli("fetch", CID, f"{option}={value}", "--json")
+    assert (told.status, told.error["code"]) == (2, "usage")
+    assert option.strip("-") in told.error["message"]
+    assert daemon.requests == []
+
+
 def test_fetch_with_json_prints_one_object_and_no_progress(cli: Cli, daemon: FakeDaemon) -> None:
     daemon.events = [progress(0, 10), report(CID)]
     ran = cli("fetch", CID, "--json")

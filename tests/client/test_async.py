@@ -13,7 +13,7 @@ from nacl.signing import SigningKey
 from transformers import LlamaForCausalLM
 
 from p2pkv import AsyncClient
-from p2pkv.errors import DaemonUnreachableError, NotFoundError
+from p2pkv.errors import DaemonUnreachableError, NotFoundError, UsageError
 from p2pkv.formats.cid import Cid
 from p2pkv.formats.did import encode_did
 from p2pkv_node import embedded_node
@@ -58,6 +58,10 @@ def test_every_call_against_a_real_node(
             assert prefill.report.hit_tokens == SHARED
             assert cache_bytes(prefill.cache) == expected
             assert (await client.fetch(published.manifest))["hit_tokens"] == SHARED
+            report = await client.fetch(published.manifest, segments=2, layers=range(1, 2), in_order=True)
+            assert (report["segments"], report["hit_tokens"], report["layers"]) == (2, 512, [1, 2])
+            with pytest.raises(UsageError):
+                await client.fetch(published.manifest, segments=4)
             with pytest.raises(NotFoundError):
                 await client.fetch(Cid.of_node(b"nobody"), patience_s=10)
             assert await client.trust_remove(did)

@@ -11,6 +11,7 @@ import httpx
 import pytest
 from hypothesis import given, strategies as st
 
+from p2pkv.artifact.slice import WHOLE, Slice
 from p2pkv.client import calls
 from p2pkv.client.report import PrefillReport
 from p2pkv.errors import DaemonUnreachableError, P2pkvError, UntrustedPublisherError, UsageError
@@ -25,7 +26,10 @@ BLOCK = Cid.of_block(b"block")
 
 def test_what_is_asked_for() -> None:
     assert calls.artifact(CID) == calls.Call("GET", f"/v1/artifacts/{CID}")
-    assert calls.fetch_manifest(CID, 5.0).body == {"manifest": str(CID), "patience_s": 5.0}
+    whole = {"manifest": str(CID), "patience_s": 5.0}
+    assert calls.fetch_manifest(CID, 5.0, WHOLE, in_order=False).body == whole
+    some = calls.fetch_manifest(CID, 5.0, Slice(3, range(2, 4)), in_order=True).body
+    assert some == {**whole, "segments": 3, "layers": [2, 4], "in_order": True}
     assert calls.publish("name", CID, [BLOCK]).body == {"staging": "name", "manifest": str(CID), "cids": [str(BLOCK)]}
     assert calls.trust_add("did", "note") == calls.Call("POST", "/v1/trust", {"did": "did", "note": "note"})
     assert calls.trust_remove("did") == calls.Call("DELETE", "/v1/trust", {"did": "did"})

@@ -334,6 +334,13 @@ def test_every_call_against_a_real_node(
         assert cache_bytes(prefill.cache) == cache_bytes(untrusted.cache) == expected
         assert events[-1] == "report"
         assert client.fetch(published.manifest)["hit_tokens"] == SHARED
+        told: list[dict[str, Any]] = []
+        report = client.fetch(published.manifest, segments=2, layers=range(1, 2), in_order=True, on_event=told.append)
+        assert (report["segments"], report["hit_tokens"], report["layers"]) == (2, 512, [1, 2])
+        assert [event["index"] for event in told if event["event"] == "segment"] == [0, 1]
+        for outside in ({"segments": 4}, {"segments": 0}, {"layers": range(99, 100)}, {"layers": range(2, 1)}):
+            with pytest.raises(UsageError):
+                client.fetch(published.manifest, **outside)
         assert client.trust_remove(did)
         assert not client.trust_remove(did)
         client.shutdown()

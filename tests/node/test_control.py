@@ -140,12 +140,31 @@ NONSENSE: list[dict[str, Any]] = [
     {"patience_s": "long"},
     {"patience_s": 1e9},
     {"manifest": 5},
+    {"in_order": 1},
+    {"in_order": None},
+    {"segments": 1},
+    {"layers": [0, 1]},
+]
+NO_SLICES: list[dict[str, Any]] = [
+    *({"segments": value} for value in (0, -1, 1.0, True, "1", [1], 2**40)),
+    *({"layers": value} for value in (1, "0:1", [], [0], [0, 1, 2], [0, 0], [1, 0], [-1, 1], [0, 2**40], [0, 1.0])),
+    *({"layers": value} for value in ([False, True], [None, 1], ["0", "1"], {"0": 1})),
+    {"in_order": "yes"},
 ]
 
 
 async def test_a_fetch_of_nonsense_is_refused_by_name(http: httpx.AsyncClient) -> None:
     for changes in NONSENSE:
         answer = await http.post("/v1/fetch", json={**PROMPT, **changes})
+        assert answer.status_code == 400, changes
+        error = error_of(answer)
+        assert (error["code"], error["fault"]) == ("usage", "local"), changes
+        assert f"`{next(iter(changes))}`" in error["message"], changes
+
+
+async def test_a_slice_that_is_none_is_refused_by_name(http: httpx.AsyncClient) -> None:
+    for changes in NO_SLICES:
+        answer = await http.post("/v1/fetch", json={"manifest": str(Cid.of_node(b"nobody")), **changes})
         assert answer.status_code == 400, changes
         error = error_of(answer)
         assert (error["code"], error["fault"]) == ("usage", "local"), changes

@@ -130,6 +130,43 @@ async def test_a_fetch_by_manifest_and_one_that_fails(
     assert events[-1]["advice"]
 
 
+async def test_a_slice_and_then_the_rest(town: Town, daemon: Daemon, http: httpx.AsyncClient, sample: Sample) -> None:
+    """A node that has some layers of each segment has no segment: it lists none as held and announces nothing."""
+    provider = await town.start("provider")
+    await provider.plant(sample.artifact, sample.blocks)
+    events = await events_of(http, {"manifest": str(sample.cid), "segments": 3, "layers": [1, 2], "in_order": True})
+    report = events[-1]
+    assert (report["segments"], report["hit_tokens"], report["layers"], report["complete"]) == (3, 600, [1, 2], False)
+    told = [(event["index"], list(event["blocks"])) for event in events if event["event"] == "segment"]
+    wanted = {
+        index: sample.artifact.open_segment(index, sample.blocks[node]).layers[1]
+        for index, node in enumerate(sample.artifact.manifest.segments)
+    }
+    nodes = sample.artifact.manifest.segments
+    assert told == [(index, [str(nodes[index]), *(str(ref.cid) for ref in wanted[index])]) for index in range(3)]
+    assert all(read_at(daemon.home, place) == sample.blocks[cid] for cid, place in places_of(events))
+    assert daemon.node.store.index.match(sample.artifact.chain_keys)[0].held == b"\x00"
+    assert not (await http.get("/v1/artifacts")).json()["artifacts"][0]["complete"]
+    await until(lambda: daemon.node.fetches == 0)  # announcing comes at the very end
+    assert daemon.node.announcer.statistics().keys == 0
+    report = (await events_of(http, {"manifest": str(sample.cid), "segments": None, "layers": None}))[-1]
+    assert (report["segments"], report["hit_tokens"], report["layers"], report["complete"]) == (3, 600, [0, 2], True)
+    assert report["local_bytes"] == sum(ref.size for refs in wanted.values() for ref in refs)
+    assert (await http.get("/v1/artifacts")).json()["artifacts"][0]["complete"]
+    await until(lambda: daemon.node.announcer.statistics().keys == 4)
+
+
+@pytest.mark.parametrize("outside", [{"segments": 4}, {"layers": [1, 3]}])
+async def test_a_slice_that_the_artifact_has_not(
+    town: Town, daemon: Daemon, http: httpx.AsyncClient, sample: Sample, outside: dict[str, Any]
+) -> None:
+    await daemon.plant(sample.artifact, sample.blocks)
+    (*_, error) = await events_of(http, {"manifest": str(sample.cid), **outside})
+    assert (error["event"], error["code"], error["fault"]) == ("error", "usage", "local")
+    (name,) = outside
+    assert f"`{name}`" in error["message"]
+
+
 async def test_a_client_that_goes_away_ends_its_fetch(
     town: Town, daemon: Daemon, http: httpx.AsyncClient, sample: Sample
 ) -> None:
