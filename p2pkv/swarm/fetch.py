@@ -30,7 +30,7 @@ from p2pkv.routing.candidates import Candidates
 from p2pkv.swarm.company import ENOUGH_PROVIDERS, seek_company
 from p2pkv.swarm.context import Context
 from p2pkv.swarm.groups import first_error
-from p2pkv.swarm.local import commit, intact, read
+from p2pkv.swarm.local import Arrivals, commit, intact
 from p2pkv.swarm.pool import ProviderPool
 from p2pkv.swarm.provider import Provider
 from p2pkv.swarm.report import FetchEvent, FetchReport, FetchState, Matched, Refusal, SegmentReady
@@ -60,6 +60,7 @@ class Fetch:
         self._target = target
         self._emit = emit
         self._candidates = Candidates(target.best_match)
+        self._arrivals = Arrivals(context)
         self._download = download(context.rng)
         self._changed = trio.Event()
         self._armed = -inf  # until when the loop sleeps
@@ -242,7 +243,10 @@ class Fetch:
             return
         self._arrived_nodes.clear()
         try:
-            envelope = await read(self._context, cid)
+            envelope = await self._arrivals.read(cid)
+            if envelope is None:
+                self._want([Want(cid, None, _MANIFEST)])
+                return
             manifest = Envelope.decode(envelope).open()
             judge(manifest, self._context.trusted(), self._context.wall_clock())
             self._target.check(manifest)
@@ -262,10 +266,10 @@ class Fetch:
         cid = manifest.tokens.cid
         if cid is None:
             return None
-        if await intact(self._context, [cid]):
-            return await read(self._context, cid)
-        self._want([Want(cid, 4 * manifest.tokens.count, _MANIFEST)])
-        return None
+        block = await self._arrivals.read(cid) if await intact(self._context, [cid]) else None
+        if block is None:
+            self._want([Want(cid, 4 * manifest.tokens.count, _MANIFEST)])
+        return block
 
     def _accept(self, artifact: Artifact) -> None:
         assembly = self._target.assemble(artifact)
@@ -308,7 +312,11 @@ class Fetch:
         while self._assembly is not None and self._arrived_nodes:
             cid = self._arrived_nodes.pop(0)
             try:
-                refs = self._assembly.add_node(cid, await read(self._context, cid))
+                node = await self._arrivals.read(cid)
+                if node is None:
+                    self._want([Want(cid, None, _FIRST_NODE)])
+                    continue
+                refs = self._assembly.add_node(cid, node)
             except P2pkvError as error:
                 self._refuse(self._assembly.artifact.cid, error)
                 return False

@@ -26,9 +26,25 @@ def _is_intact(store: BlockStore, cid: Cid) -> bool:
     return True
 
 
-async def read(context: Context, cid: Cid) -> bytes:
-    """Return the verified bytes of a block. Raises what BlockReader.read does."""
-    return await context.offload(lambda: context.store.read(cid))
+class Arrivals:
+    """Reads what has arrived. What our own disk lost by then is to be fetched again, and not held against its publisher."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._lost: set[Cid] = set()
+
+    async def read(self, cid: Cid) -> bytes | None:
+        """Return the verified bytes of a block, ``None`` where it is gone or damaged for the first time.
+
+        Raises what BlockReader.read does, the second time.
+        """
+        try:
+            return await self._context.offload(lambda: self._context.store.read(cid))
+        except (NotFoundError, IntegrityError):
+            if cid in self._lost:
+                raise
+            self._lost.add(cid)
+            return None
 
 
 async def commit(context: Context, assembly: Assembly) -> frozenset[int]:

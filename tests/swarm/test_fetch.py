@@ -11,11 +11,13 @@ from trio.testing import MockClock
 from p2pkv.errors import ExpiredError, FetchIncompleteError, NotFoundError, UntrustedPublisherError
 from p2pkv.formats.cid import Cid, Codec
 from p2pkv.formats.tensors import Dtype
+from p2pkv.ports import Buffer
 from p2pkv.swarm.report import FetchEvent, SegmentReady
 from p2pkv.swarm.target import ManifestTarget, PromptTarget
 from sims.network import Link, World, open_world
 from sims.node import SimNode
 from sims.routing import ProviderRecords
+from sims.store import MemoryBlockStore
 from tests.support.artifacts import NOW, PUBLISHER, Sample, make_sample, model
 
 TOKENS = list(range(1000, 1000 + 600))
@@ -274,6 +276,34 @@ async def test_a_block_that_rotted_at_home_is_fetched_again(autojump_clock: Mock
     assert report.hit_tokens == 600
     assert sum(report.bytes_by_peer.values()) == len(sample.blocks[victim])
     assert consumer.store.read(victim) == sample.blocks[victim]
+
+
+class RottingStore(MemoryBlockStore):
+    """Loses ``victim`` after each of the first ``times`` writes of it."""
+
+    def __init__(self, victim: Cid, times: int) -> None:
+        super().__init__()
+        self.victim = victim
+        self.times = times
+
+    def write(self, cid: Cid, data: Buffer) -> None:
+        super().write(cid, data)
+        if cid == self.victim and self.times:
+            self.times -= 1
+            self.damage(cid, b"rotten")
+
+
+@pytest.mark.parametrize("part", ["manifest", "node"])
+async def test_what_our_own_disk_lost_at_once_is_fetched_once_more(
+    autojump_clock: MockClock, town: Town, sample: Sample, part: str
+) -> None:
+    victim = sample.cid if part == "manifest" else sample.artifact.manifest.segments[1]
+    await town.provider("a", sample)
+    report = await town.node("me", trusted=[PUBLISHER], store=RottingStore(victim, 1)).fetch(prompt(shared=600))
+    assert (report.hit_tokens, report.refusals, report.blocks_refused) == (600, (), 0)
+    report = await town.node("you", trusted=[PUBLISHER], store=RottingStore(victim, 2)).fetch(prompt(shared=600))
+    assert report.hit_tokens == 0
+    assert [refusal.code for refusal in report.refusals] == ["integrity.hash"]
 
 
 async def test_a_mirror_fetches_by_manifest(autojump_clock: MockClock, town: Town, sample: Sample) -> None:
