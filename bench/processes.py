@@ -63,10 +63,12 @@ def node_process(
 
 
 @contextmanager
-def node_processes(homes: Sequence[Path], *, bootstrap: Sequence[str] = ()) -> Iterator[list[NodeProcess]]:
+def node_processes(
+    homes: Sequence[Path], *, bootstrap: Sequence[str] = (), options: Sequence[str] = ()
+) -> Iterator[list[NodeProcess]]:
     """Run several nodes, each as :func:`node_process` does."""
     with ExitStack() as stack:
-        yield [stack.enter_context(node_process(home, bootstrap=bootstrap)) for home in homes]
+        yield [stack.enter_context(node_process(home, bootstrap=bootstrap, options=options)) for home in homes]
 
 
 def _first_line(process: subprocess.Popen[str]) -> str:
