@@ -1,8 +1,7 @@
 """The consumer's end of bulk lanes: one thread receives on many lanes, each a small state machine.
 
 A thread per lane would have them all wait for one another: Python's TLS gives one record of 16 KiB a call, and each call takes
-the interpreter anew. One thread moves more than two do on two cores, and :func:`reader_count` says how many others get. What
-is done with a whole block, hashing and writing, hardly needs the interpreter: a second thread does it while the next arrives.
+the interpreter anew. One thread moves more than two do on two cores, and :func:`reader_count` says how many others get.
 
 A lane is a task on the event loop; it returns when the thread has let go of its socket, so that neither outlives it.
 Cancelling the task, ``close()`` and the peer's leaving all end the lane in the same way: the socket is shut down, which the
@@ -17,9 +16,7 @@ import selectors
 import socket
 import threading
 from collections.abc import Callable
-from functools import partial
-from queue import SimpleQueue
-from typing import Final, Self
+from typing import Final
 
 import trio
 
@@ -27,25 +24,18 @@ from p2pkv.errors import CidError, ProtocolError
 from p2pkv.formats.cid import CID_BYTES, Cid
 from p2pkv.limits import MAX_CODED_BLOCK_BYTES
 from p2pkv.ports import BulkSink
-from p2pkv_node.bulk_lane import HEADER_BYTES, THREAD_NAME, BulkCounters, in_named_thread
+from p2pkv_node.bulk_lane import HEADER_BYTES, BulkCounters, in_named_thread
 from p2pkv_node.bulk_tls import TlsConnection
 
 logger = logging.getLogger(__name__)
 
 # More would only contend for the interpreter.
 _MAX_READERS: Final = 4
-# Whole blocks that wait to be hashed and written: one is being finished, one is next.
-_SPARE_BUFFERS: Final = 2
 
 
 def reader_count() -> int:
     """Return how many threads receive: half of the processors, for there are programs that want what is received."""
     return min(_MAX_READERS, max(1, (os.cpu_count() or 1) // 2))
-
-
-def new_buffer() -> memoryview:
-    """Return room for any block, to be used again and again: fresh memory for each would cost a page fault every 4 KiB."""
-    return memoryview(bytearray(MAX_CODED_BLOCK_BYTES))
 
 
 class LaneReceiver:
@@ -55,7 +45,8 @@ class LaneReceiver:
         self._connection = connection
         self._sink = sink
         self._counters = counters
-        self._buffer = new_buffer()
+        # One buffer for the life of the lane: fresh memory for each block would cost a page fault every 4 KiB.
+        self._buffer = memoryview(bytearray(MAX_CODED_BLOCK_BYTES))
         self._missing = self._buffer[:HEADER_BYTES]  # of the header, or of the block
         self._block: tuple[Cid, memoryview] | None = None  # the block that is being received, behind its header
         self._over = trio.Event()
@@ -81,9 +72,9 @@ class LaneReceiver:
         return self._connection.fileno()
 
     def receive(self) -> bool:
-        """Take what has arrived, up to the end of one block; return whether that is whole now.
+        """Take what has arrived, up to the end of one block; return whether more may be here. Raises OSError at the end.
 
-        Then :meth:`take_block` is due. Raises OSError at the end, ProtocolError and CidError for what breaks the rules.
+        Raises ProtocolError and CidError for what breaks the rules.
         """
         while not self._connection.is_shut:
             count = self._connection.receive_some(self._missing)
@@ -93,25 +84,13 @@ class LaneReceiver:
             if self._missing:
                 continue
             if self._block is not None:
+                self._hand_over(*self._block)
                 return True
             self._begin_block()
         raise ConnectionAbortedError("the lane was closed")
 
-    def take_block(self, buffer: memoryview) -> tuple[Callable[[], None], memoryview]:
-        """Return what gives the whole block to the sink, and the buffer that it lies in; go on with another ``buffer``."""
-        assert self._block is not None, "there is a whole block when receive() says so"
-        give, used = partial(self._give, *self._block), self._buffer
-        self._buffer = buffer
-        self._block, self._missing = None, buffer[:HEADER_BYTES]
-        return give, used
-
-    def _give(self, cid: Cid, data: memoryview) -> None:
-        if not self._connection.is_shut:  # what is on its way does not come after close()
-            self._counters.add(blocks_received=1, bytes_received=len(data))
-            self._sink.receive_block(cid, data)
-
     def let_go(self) -> None:
-        """The threads are done with the lane."""
+        """The thread is done with the lane."""
         try:
             self._token.run_sync_soon(self._over.set)
         except trio.RunFinishedError:
@@ -136,53 +115,10 @@ class LaneReceiver:
         self._missing = self._buffer[:length]
         self._block = cid, self._missing
 
-
-class _Finisher:
-    """Gives whole blocks to their sinks, in order, in a thread of its own while the next ones arrive.
-
-    A defect in a sink is raised by :meth:`check`; ``wake`` has that called.
-    """
-
-    def __init__(self, wake: Callable[[], object]) -> None:
-        self._wake = wake
-        self._todo: SimpleQueue[tuple[Callable[[], None], memoryview | None] | None] = SimpleQueue()
-        self._free: SimpleQueue[memoryview] = SimpleQueue()
-        self._defect: BaseException | None = None
-        for _ in range(_SPARE_BUFFERS):
-            self._free.put(new_buffer())
-        self._thread = threading.Thread(target=self._work, name=THREAD_NAME)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._todo.put(None)
-        self._thread.join()
-
-    def finish(self, lane: LaneReceiver) -> None:
-        """Finish the block that is whole on ``lane``; waits while too many are unfinished."""
-        self._todo.put(lane.take_block(self._free.get()))
-
-    def let_go(self, lane: LaneReceiver) -> None:
-        """Let go of a lane when its last block is finished."""
-        self._todo.put((lane.let_go, None))
-
-    def check(self) -> None:
-        """Raise what a sink raised."""
-        if self._defect is not None:
-            raise self._defect
-
-    def _work(self) -> None:
-        while (item := self._todo.get()) is not None:
-            call, used = item
-            try:
-                call()
-            except BaseException as error:  # raised again in the thread that receives, and so in the node
-                self._defect = error
-                self._wake()
-            if used is not None:
-                self._free.put(used)
+    def _hand_over(self, cid: Cid, data: memoryview) -> None:
+        self._block, self._missing = None, self._buffer[:HEADER_BYTES]
+        self._counters.add(blocks_received=1, bytes_received=len(data))
+        self._sink.receive_block(cid, data)
 
 
 class LaneReaders:
@@ -229,7 +165,7 @@ class LaneReader:
     @in_named_thread
     def _receive(self) -> None:
         woken, waker = socket.socketpair()
-        with woken, waker, selectors.DefaultSelector() as selector, _Finisher(partial(waker.send, b"\0")) as finisher:
+        with woken, waker, selectors.DefaultSelector() as selector:
             woken.setblocking(False)
             selector.register(woken, selectors.EVENT_READ)
             with self._lock:
@@ -242,9 +178,8 @@ class LaneReader:
                             woken.recv(4096)
                         else:
                             ready[key.data] = None
-                    finisher.check()
                     for lane in tuple(ready):
-                        self._turn(lane, selector, ready, finisher)
+                        self._turn(lane, selector, ready)
             finally:
                 self._abandon([key.data for key in selector.get_map().values() if key.fileobj is not woken])
 
@@ -256,17 +191,9 @@ class LaneReader:
         for lane in lanes:
             lane.let_go()
 
-    def _turn(
-        self,
-        lane: LaneReceiver,
-        selector: selectors.BaseSelector,
-        ready: dict[LaneReceiver, None],
-        finisher: _Finisher,
-    ) -> None:
+    def _turn(self, lane: LaneReceiver, selector: selectors.BaseSelector, ready: dict[LaneReceiver, None]) -> None:
         try:
-            if lane.receive():
-                finisher.finish(lane)
-            else:
+            if not lane.receive():
                 del ready[lane]
         except (OSError, ProtocolError, CidError) as error:
             lane.fail(error)
@@ -274,7 +201,7 @@ class LaneReader:
             selector.unregister(lane)
             with self._lock:
                 self.lanes -= 1
-            finisher.let_go(lane)
+            lane.let_go()
 
     def _take_new(self, selector: selectors.BaseSelector, ready: dict[LaneReceiver, None]) -> bool:
         """Begin with the lanes that were added; return whether there are any at all."""

@@ -710,7 +710,7 @@ async def test_nothing_stays_behind() -> None:
             sender.send_blocks([blocks[0][0]])
         waiting = await stranger(provider)  # a stranger in the middle of its handshake goes as well
         await until(lambda: all(sink.received for sink in sinks))
-        assert len(lane_threads()) == 4 + 2 * reader_count()
+        assert len(lane_threads()) == 4 + reader_count()
     waiting.close()
     assert [sink.closed for sink in sinks] == [1, 1, 1, 1]
     assert lane_threads() == []
@@ -748,7 +748,7 @@ async def test_many_lanes_share_a_few_threads(lane: TlsBulkLane) -> None:
         for sender in senders:
             sender.send_blocks([cid for cid, _ in blocks])
         await until(lambda: all(len(sink.received) == 40 for sink in sinks))
-        assert len(lane_threads()) == len(sinks) + 2 * reader_count()
+        assert len(lane_threads()) == len(sinks) + reader_count()
     assert all(sink.received == blocks for sink in sinks)
 
 
