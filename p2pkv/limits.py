@@ -99,8 +99,8 @@ WINDOW_SECONDS: Final = 0.5
 TAIL_STALL_S: Final = 0.1
 # Deadlines (segments) within which rarity comes first: 4,096 tokens. Where many fetch at once, all wait for what few have.
 RARITY_DEADLINES: Final = 16
-# Duplicate bytes that the tail of one session may cost.
-MAX_DUPLICATE_SHARE: Final = 0.02
+# Duplicate bytes that the tail of one session may cost: with headers and messages the wire then stays below 1.02 of the data.
+MAX_DUPLICATE_SHARE: Final = 0.01
 # A proven lie costs a peer this long.
 BAN_SECONDS: Final = 30 * MINUTE
 # Peers of one fetch: beyond this each adds more messages than speed.
