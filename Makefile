@@ -24,7 +24,7 @@ demo: $(STAMP) ## Run the demo; CHAOS=1 kills one mirror and lets another lie
 	$(BIN)/python -m bench.demo $(if $(CHAOS),--chaos)
 
 sims: $(STAMP) ## Run the simulations of many peers
-	$(BIN)/python -m sims run all
+	$(BIN)/python -m sims run all --json build/sims.json
 
 test: $(STAMP) ## Run all tests, the slow ones on the real model too
 	$(BIN)/python -m pytest

@@ -31,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = [scenario for scenario in SCENARIOS if given.name in ("all", scenario.name)]
     results = run_all(chosen, given.seed)
     if given.json is not None:
+        given.json.parent.mkdir(parents=True, exist_ok=True)
         given.json.write_text(json.dumps({name: result.as_map() for name, result in results.items()}, indent=2) + "\n")
     return 0 if not any(result.incomplete for result in results.values()) else 1
 
