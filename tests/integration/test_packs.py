@@ -101,9 +101,12 @@ async def test_a_pack_that_is_harmed_between_the_daemons_check_and_the_clients(
 
     def strike(cid: Cid, data: bytes) -> bytes:
         nonlocal armed
-        if armed and cid == last:  # the daemon reads nothing after it, and has not told of its segment yet
+        if armed and cid == last:  # the daemon has not told of its segment yet, whatever the order of the others
             armed = False
-            harm(consumer.home, pieces, damage)
+            if damage == "cut-off":
+                cut_off(consumer.home, last)
+            else:
+                harm(consumer.home, pieces, damage)
         return data
 
     consumer = await town.start("consumer", serve_from=tampering(strike))
