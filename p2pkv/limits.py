@@ -148,7 +148,7 @@ DHT_REFRESH_S: Final = (1.0, 5.0, 30.0, 2.0 * MINUTE, 10.0 * MINUTE)
 BULK_TOKEN_SECONDS: Final = 10.0
 # A stranger who connects to the bulk port and says nothing is cut off after this.
 BULK_HANDSHAKE_TIMEOUT_S: Final = 5.0
-# Lanes in each direction; each has a thread and a buffer of one block.
+# Lanes in each direction; each has a buffer of one block, and one that sends a thread.
 MAX_BULK_CONNECTIONS: Final = 256
 # Connections that have not shown their token yet; one more drops the oldest, so that silent ones never shut honest ones out.
 MAX_BULK_STRANGERS: Final = 64

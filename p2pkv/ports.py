@@ -128,14 +128,15 @@ class BulkSink(Protocol):
     def expected_size(self, cid: Cid) -> int | None:
         """Return the exact size of a block that was asked of this peer; ``None`` refuses it and ends the lane.
 
-        A block that was cancelled meanwhile may be on its way already, so its size is still given. Called from the lane's
-        own thread.
+        A block that was cancelled meanwhile may be on its way already, so its size is still given. Called from the thread
+        that receives.
         """
 
     def receive_block(self, cid: Cid, data: memoryview) -> None:
-        """Take a whole block, unverified: hashing and writing happen here, in the lane's thread.
+        """Take a whole block, unverified: hashing and writing happen here, in the thread that receives.
 
-        ``data`` is the lane's own buffer: its content is good during the call only.
+        It receives on other lanes too, which wait meanwhile. ``data`` is the lane's own buffer: its content is good during
+        the call only.
         """
 
     def lane_closed(self) -> None:

@@ -1,10 +1,15 @@
-"""A store in memory, the twin of :class:`p2pkv.store.store.Store` for simulations and tests; one contract suite holds both."""
+"""Two stores for simulations and tests: one in memory, and one that tampers with what is read from another.
+
+The first is the twin of :class:`p2pkv.store.store.Store`; one contract suite holds both.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from p2pkv.errors import DiskFullError, IntegrityError, NotFoundError, UsageError
 from p2pkv.formats.cid import Cid
-from p2pkv.ports import Buffer
+from p2pkv.ports import BlockStore, Buffer
 
 
 class MemoryBlockStore:
@@ -58,3 +63,28 @@ class MemoryBlockStore:
     def damage(self, cid: Cid, data: bytes) -> None:
         """Put wrong bytes in a block's place, as a bad disk does."""
         self._blocks[cid] = data
+
+
+class TamperedStore:
+    """A store whose reads pass through ``tamper(cid, data)``: it may change the bytes, wait, or tell somebody."""
+
+    def __init__(self, inner: BlockStore, tamper: Callable[[Cid, bytes], bytes]) -> None:
+        self._inner = inner
+        self._tamper = tamper
+
+    def has(self, cid: Cid) -> bool:
+        return self._inner.has(cid)
+
+    def read(self, cid: Cid) -> bytes:
+        return self._tamper(cid, self._inner.read(cid))
+
+    def size(self, cid: Cid) -> int:
+        return self._inner.size(cid)
+
+    def read_into(self, cid: Cid, buffer: memoryview) -> int:
+        data = self.read(cid)
+        buffer[: len(data)] = data
+        return len(data)
+
+    def write(self, cid: Cid, data: Buffer) -> None:
+        self._inner.write(cid, data)

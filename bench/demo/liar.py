@@ -9,53 +9,29 @@ from pathlib import Path
 import trio
 
 from p2pkv.formats.cid import Cid, Codec
-from p2pkv.ports import BlockStore, Buffer
-from p2pkv.store.store import Store
 from p2pkv_node.config import load_config
 from p2pkv_node.daemon import run_daemon, stop_on_signals
 from p2pkv_node.node import Node
+from sims.store import TamperedStore
 
 
-class LyingStore:
-    """Tells the truth about nodes and lies about blocks, so that nothing but the block's own hash can give it away."""
-
-    def __init__(self, inner: BlockStore) -> None:
-        self._inner = inner
-
-    def has(self, cid: Cid) -> bool:
-        return self._inner.has(cid)
-
-    def read(self, cid: Cid) -> bytes:
-        data = self._inner.read(cid)
-        if cid.codec is not Codec.RAW:
-            return data
-        flipped = bytearray(data)
-        flipped[len(flipped) // 2] ^= 0x01
-        return bytes(flipped)
-
-    def size(self, cid: Cid) -> int:
-        return self._inner.size(cid)
-
-    def read_into(self, cid: Cid, buffer: memoryview) -> int:
-        data = self.read(cid)
-        buffer[: len(data)] = data
-        return len(data)
-
-    def write(self, cid: Cid, data: Buffer) -> None:
-        self._inner.write(cid, data)
+def lie(cid: Cid, data: bytes) -> bytes:
+    """Tell the truth about nodes and lie about blocks, so that nothing but the block's own hash can give it away."""
+    if cid.codec is not Codec.RAW:
+        return data
+    flipped = bytearray(data)
+    flipped[len(flipped) // 2] ^= 0x01
+    return bytes(flipped)
 
 
 async def _run(home: Path, listen: list[str], bootstrap: list[str]) -> None:
     def ready(node: Node) -> None:
         print(json.dumps({"peer_id": node.network.peer_id, "addresses": node.network.addresses}), flush=True)
 
-    def lie(store: Store) -> BlockStore:
-        return LyingStore(store)
-
     stop = trio.Event()
     with stop_on_signals(stop):
         config = load_config({"home": home, "listen": listen, "bootstrap": bootstrap})
-        await run_daemon(config, ready=ready, stop=stop, serve_from=lie)
+        await run_daemon(config, ready=ready, stop=stop, serve_from=lambda store: TamperedStore(store, lie))
 
 
 def main() -> None:

@@ -124,9 +124,9 @@ class LaneReceiver:
 class LaneReaders:
     """The threads that receive, each started with its first lane. ``start`` runs a task beside the caller."""
 
-    def __init__(self, start: Callable[[LaneReader], None], count: int | None = None) -> None:
+    def __init__(self, start: Callable[[LaneReader], None]) -> None:
         self._start = start
-        self._readers = [LaneReader() for _ in range(count or reader_count())]
+        self._readers = [LaneReader() for _ in range(reader_count())]
 
     def add(self, lane: LaneReceiver) -> None:
         """Have ``lane`` received, by the thread with the fewest lanes."""
@@ -140,10 +140,10 @@ class LaneReader:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._new: list[LaneReceiver] = []  # guarded by the lock, like the two below
+        self._new: list[LaneReceiver] = []  # guarded by the lock, like all below
         self._running = False
-        self.lanes = 0
         self._waker: socket.socket | None = None
+        self.lanes = 0
 
     def add(self, lane: LaneReceiver) -> bool:
         """Take a lane on; return whether :meth:`run` has to be started for it."""
@@ -180,11 +180,11 @@ class LaneReader:
                             ready[key.data] = None
                     for lane in tuple(ready):
                         self._turn(lane, selector, ready)
-            finally:
+            except BaseException:  # a defect in a sink: whoever waits for a lane would wait for ever
                 self._abandon([key.data for key in selector.get_map().values() if key.fileobj is not woken])
+                raise
 
     def _abandon(self, lanes: list[LaneReceiver]) -> None:
-        """Let go of what is left; that is nothing, but after a defect."""
         with self._lock:
             lanes += self._new
             self._new, self.lanes, self._running, self._waker = [], 0, False, None

@@ -396,12 +396,7 @@ class Fetch:
         if ours and len(self._pool.providers) < ENOUGH_PROVIDERS:
             self._pool.meet(PeerAddress(peer))
 
-    # --- telling -------------------------------------------------------------------------------------------------------
-
     @property
     def _artifact(self) -> Artifact:
         assert self._assembly is not None, "asked for only when a manifest was accepted"
         return self._assembly.artifact
-
-    def _now(self) -> float:
-        return trio.current_time()

@@ -196,7 +196,7 @@ class Provider:
                     self._lane = None  # blocks come over the stream
 
     async def _hear_lane(self) -> None:
-        """Work what the lane's thread reports into the fetch, many blocks at a time."""
+        """Work what the receiving thread reports into the fetch, many blocks at a time."""
         sink = self._sink
         while True:
             await sink.reported.wait()
@@ -213,7 +213,7 @@ class Provider:
                 self._connection.take_bulk_block(cid)
             self._delivered(blocks)
         lie, sink.lie = sink.lie, None
-        if lie is not None:
+        if lie is not None and not self._closed:  # one that is out already, for a lie on the stream, is told of once
             self._events.provider_lied(self, lie)
         failure, sink.failure = sink.failure, None
         if failure is not None:
@@ -239,7 +239,7 @@ class Provider:
 
 
 class _LaneSink:
-    """Takes blocks in the lane's own thread, verifies and stores them there, and reports to the event loop.
+    """Takes blocks in the thread that receives, verifies and stores them there, and reports to the event loop.
 
     ``reported`` is set on the loop when there is something to hear, ``urgent`` when it should be heard at once. After a lie or
     a failure of our own disk nothing more is taken.

@@ -16,7 +16,7 @@ from functools import partial
 import trio
 
 from p2pkv.artifact.match import Match
-from p2pkv.errors import MachineError, NotFoundError, P2pkvError, PeerUnreachableError, ProtocolError
+from p2pkv.errors import IntegrityError, MachineError, NotFoundError, PeerUnreachableError, ProtocolError
 from p2pkv.exchange.connection import BULK, ProviderConnection
 from p2pkv.exchange.messages import (
     BLOCK_HEADER_BYTES,
@@ -188,11 +188,11 @@ class _Session:
         """Read a block into ``buffer``; return 0 where it is not here. For worker threads."""
         try:
             return self._context.store.read_into(cid, buffer)
+        except (NotFoundError, IntegrityError):
+            return 0  # a damaged block is as good as none, and is never served
         except MachineError as error:
             logger.warning("block %s cannot be served: %s", cid, error)
-        except P2pkvError:
-            pass  # a damaged block is as good as none, and is never served
-        return 0
+            return 0
 
     async def run(self) -> None:
         try:

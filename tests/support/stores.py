@@ -8,38 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from p2pkv.formats.cid import Cid
-from p2pkv.ports import BlockStore, Buffer
+from p2pkv.ports import BlockStore
 from p2pkv.store.blocks import Location, StoredBlocks
 from p2pkv.store.home import HomeLayout
 from p2pkv.store.store import Store
+from sims.store import TamperedStore
 
 # Far above what any of these waits for, and below the time limit of a test.
 GATE_TIMEOUT_S = 20.0
-
-
-class TamperedStore:
-    """A store whose reads pass through ``tamper(cid, data)``: it may change the bytes, wait, or tell somebody."""
-
-    def __init__(self, inner: BlockStore, tamper: Callable[[Cid, bytes], bytes]) -> None:
-        self._inner = inner
-        self._tamper = tamper
-
-    def has(self, cid: Cid) -> bool:
-        return self._inner.has(cid)
-
-    def read(self, cid: Cid) -> bytes:
-        return self._tamper(cid, self._inner.read(cid))
-
-    def size(self, cid: Cid) -> int:
-        return self._inner.size(cid)
-
-    def read_into(self, cid: Cid, buffer: memoryview) -> int:
-        data = self.read(cid)
-        buffer[: len(data)] = data
-        return len(data)
-
-    def write(self, cid: Cid, data: Buffer) -> None:
-        self._inner.write(cid, data)
 
 
 def tampering(tamper: Callable[[Cid, bytes], bytes]) -> Callable[[Store], BlockStore]:
