@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -30,7 +31,7 @@ from p2pkv.units import KIB, MIB
 from p2pkv_node import bulk_send
 from p2pkv_node.bulk import MAGIC, TOKEN_BYTES, BulkSettings, TlsBulkLane
 from p2pkv_node.bulk_lane import THREAD_NAME
-from p2pkv_node.bulk_receive import reader_count
+from p2pkv_node.bulk_receive import LaneReader, reader_count
 from p2pkv_node.bulk_tls import TlsConnection, client_context, make_identity
 
 HOST = "127.0.0.1"
@@ -750,6 +751,47 @@ async def test_many_lanes_share_a_few_threads(lane: TlsBulkLane) -> None:
         await until(lambda: all(len(sink.received) == 40 for sink in sinks))
         assert len(lane_threads()) == len(sinks) + reader_count()
     assert all(sink.received == blocks for sink in sinks)
+
+
+class ClosedLane:
+    """What a reader needs of a lane, of one whose peer has left."""
+
+    def __init__(self) -> None:
+        self._socket, peer = socket.socketpair()
+        peer.close()
+        self.gone = 0
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def receive(self) -> bool:
+        raise ConnectionResetError
+
+    def fail(self, error: Exception) -> None:
+        """As expected."""
+
+    def let_go(self) -> None:
+        self._socket.close()
+        self.gone += 1
+
+
+def test_a_lane_that_comes_while_the_thread_ends_is_left_to_the_next_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, first, second = LaneReader(), ClosedLane(), ClosedLane()
+    take_new = LaneReader._take_new
+    to_be_started: list[bool] = []
+
+    def take_new_and_be_overtaken(*arguments: Any) -> bool:
+        some = take_new(*arguments)
+        if not some and not to_be_started:
+            to_be_started.append(reader.add(second))  # type: ignore[arg-type]  # a stand-in
+        return some
+
+    monkeypatch.setattr(LaneReader, "_take_new", take_new_and_be_overtaken)
+    assert reader.add(first)  # type: ignore[arg-type]  # as above
+    reader._receive()
+    assert (first.gone, second.gone, reader.lanes, to_be_started) == (1, 0, 1, [True])
+    reader._receive()
+    assert (first.gone, second.gone, reader.lanes) == (1, 1, 0)
 
 
 async def test_a_lane_that_is_cancelled_at_birth_still_tells_its_sink() -> None:
