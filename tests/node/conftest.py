@@ -1,18 +1,21 @@
-"""A daemon in a town, a client of its control socket, and a small artifact."""
+"""A daemon in a town, a client of its control socket, a small artifact, and a bulk lane."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import trio
 
 from p2pkv.store.home import HomeLayout
+from p2pkv_node.bulk import BulkSettings, TlsBulkLane
 from tests.support.artifacts import PUBLISHER, Sample, make_sample, model
+from tests.support.lanes import DEADLINE_S, HOST, lane_threads
 from tests.support.town import Daemon, Town, open_town
 
 TOKENS = list(range(1000, 1600))
@@ -40,6 +43,21 @@ async def http(daemon: Daemon) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.AsyncHTTPTransport(uds=str(HomeLayout(daemon.home).control_socket))
     async with httpx.AsyncClient(transport=transport, base_url="http://p2pkv", timeout=20) as client:
         yield client
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """No test, however it ends, leaves a lane's thread behind."""
+    yield
+    assert lane_threads() == []
+
+
+@pytest.fixture
+async def lane() -> AsyncIterator[TlsBulkLane]:
+    """One node that is both provider and consumer."""
+    with trio.fail_after(3 * DEADLINE_S):
+        async with TlsBulkLane(BulkSettings(host=HOST)).running() as running:
+            yield running
 
 
 async def events_of(http: httpx.AsyncClient, body: dict[str, Any]) -> list[dict[str, Any]]:

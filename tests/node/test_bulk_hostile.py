@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-import tracemalloc
-from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, suppress
 
 import pytest
 import trio
@@ -17,7 +15,7 @@ from p2pkv.limits import MAX_BULK_STRANGERS, MAX_CODED_BLOCK_BYTES
 from p2pkv.ports import BulkSender
 from p2pkv.units import KIB, MIB
 from p2pkv_node.bulk import MAGIC, TOKEN_BYTES, BulkSettings, TlsBulkLane
-from tests.node.test_bulk import (
+from tests.support.lanes import (
     HOST,
     PEER,
     Sink,
@@ -30,17 +28,7 @@ from tests.node.test_bulk import (
     stranger,
     until,
 )
-
-
-@contextmanager
-def bounded_memory(limit: int) -> Iterator[None]:
-    """Python's memory; what OpenSSL keeps for each connection is bounded with their number."""
-    tracemalloc.start()
-    try:
-        yield
-        assert tracemalloc.get_traced_memory()[1] < limit
-    finally:
-        tracemalloc.stop()
+from tests.support.memory import bounded_memory
 
 
 class Service:
