@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from p2pkv.artifact.match import Match, bitmap
@@ -93,6 +93,12 @@ class SimNode:
         self._download = download
         if mirror:
             self.context.share = lambda artifact: world.nursery.start_soon(self.routing.announce, artifact.cid.multihash)
+
+    def hold(self, artifact: Artifact, blocks: Mapping[Cid, bytes], *, segments: int | None = None) -> None:
+        """Store ``blocks``, and say from now on that the first ``segments`` of ``artifact`` (default: all) are here."""
+        for cid, data in blocks.items():
+            self.store.write(cid, data)
+        self.catalog.add_artifact(artifact, frozenset(range(len(artifact.chain_keys) if segments is None else segments)))
 
     async def announce(self, artifact: Artifact) -> None:
         """Announce an artifact at its boundaries and by manifest CID."""

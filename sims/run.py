@@ -147,10 +147,8 @@ class _Simulation:
 
     def _make_seeder(self, world: World, number: int, seeder: Seeder) -> SimNode:
         store = (_LyingStore if seeder.lies else MemoryBlockStore)(shared=self._content.blocks)
-        for cid, data in self._content.blocks.items():
-            store.write(cid, data)
         node = SimNode(world, self._records, f"seeder{number}", seed=self._rng.getrandbits(64), store=store, link=seeder.link)
-        node.catalog.add_artifact(self._content.artifact, frozenset(range(len(self._content.artifact.chain_keys))))
+        node.hold(self._content.artifact, self._content.blocks)
         return node
 
     def _make_consumer(self, world: World, number: int) -> SimNode:

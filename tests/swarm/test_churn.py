@@ -76,9 +76,7 @@ class Course:
         """A node with all blocks but ``without``, drawn by lot."""
         node = self.node(name, store=store)
         cids = list(SAMPLE.blocks)
-        for cid in self.rng.sample(cids, len(cids) - without):
-            node.store.write(cid, SAMPLE.blocks[cid])
-        node.catalog.add_artifact(SAMPLE.artifact, frozenset(range(SEGMENTS)))
+        node.hold(SAMPLE.artifact, {cid: SAMPLE.blocks[cid] for cid in self.rng.sample(cids, len(cids) - without)})
         return node
 
     async def live(self, name: str) -> None:

@@ -42,10 +42,8 @@ class Town:
             for index in range(segments)
             for ref in artifact.open_segment(index, self.content.blocks[artifact.manifest.segments[index]]).blocks()
         }
-        for cid, data in self.content.blocks.items():
-            if cid.codec is not Codec.RAW or cid in kept:
-                node.store.write(cid, data)
-        node.catalog.add_artifact(artifact, frozenset(range(segments)))
+        here = {cid: data for cid, data in self.content.blocks.items() if cid.codec is not Codec.RAW or cid in kept}
+        node.hold(artifact, here, segments=segments)
         return node
 
     async def fetch(self, node: SimNode) -> None:

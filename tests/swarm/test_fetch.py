@@ -14,34 +14,10 @@ from p2pkv.formats.tensors import Dtype
 from p2pkv.ports import Buffer
 from p2pkv.swarm.report import FetchEvent, SegmentReady
 from p2pkv.swarm.target import ManifestTarget, PromptTarget
-from sims.network import Link, World, open_world
-from sims.node import SimNode
-from sims.routing import ProviderRecords
+from sims.network import Link, open_world
 from sims.store import MemoryBlockStore
-from tests.support.artifacts import NOW, PUBLISHER, Sample, make_sample, model
-
-TOKENS = list(range(1000, 1000 + 600))
-PROMPT = [*TOKENS, 1, 2, 3]
-
-
-class Town:
-    """A world with helpers to put nodes into it."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.records = ProviderRecords()
-
-    def node(self, name: str, **options: object) -> SimNode:
-        return SimNode(self.world, self.records, name, **options)  # type: ignore[arg-type]  # tests pass SimNode's own options
-
-    async def provider(self, name: str, sample: Sample, *, without: int = 0, **options: object) -> SimNode:
-        """A node that holds ``sample``, except its last ``without`` blocks, and has announced it."""
-        node = self.node(name, **options)
-        for cid, data in list(sample.blocks.items())[: len(sample.blocks) - without]:
-            node.store.write(cid, data)
-        node.catalog.add_artifact(sample.artifact, frozenset(range(len(sample.artifact.chain_keys))))
-        await node.announce(sample.artifact)
-        return node
+from tests.support.artifacts import NOW, PUBLISHER, Sample, make_sample
+from tests.support.sim_town import PROMPT, TOKENS, Town, prompt
 
 
 @pytest.fixture
@@ -53,10 +29,6 @@ async def town(autojump_clock: MockClock) -> AsyncIterator[Town]:
 @pytest.fixture(scope="module")
 def sample() -> Sample:
     return make_sample(TOKENS)
-
-
-def prompt(token_ids: list[int] = PROMPT, *, shared: int | None = None, dtype: Dtype = Dtype.BF16) -> PromptTarget:
-    return PromptTarget(model().model_id, dtype, tuple(token_ids), shared)
 
 
 def segment_blocks(sample: Sample, index: int) -> tuple[Cid, ...]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import tracemalloc
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 
 import pytest
 import trio
@@ -19,8 +18,9 @@ from p2pkv.ports import Channel
 from p2pkv.units import KIB, MIB
 from sims.network import open_world
 from tests.support.artifacts import PUBLISHER, make_sample
-from tests.swarm.test_fetch import TOKENS, Town, prompt
-from tests.swarm.test_serve import CIDS, Client, EndlessStore, Place, open_place, serves_on
+from tests.support.memory import bounded_memory
+from tests.support.serving import CIDS, Client, EndlessStore, Place, open_place, serves_on
+from tests.support.sim_town import TOKENS, Town, prompt
 
 # A window of the transport at each end, one frame, and room for what the tests keep themselves.
 MEMORY = 6 * MIB
@@ -38,16 +38,6 @@ OVERSIZED = {
     "an unknown type": header(0x70, MAX_FRAME_BYTES + 1),
     "4 GiB": header(MessageType.HAVE, 2**32 - 1),
 }
-
-
-@contextmanager
-def bounded_memory(limit: int = MEMORY) -> Iterator[None]:
-    tracemalloc.start()
-    try:
-        yield
-        assert tracemalloc.get_traced_memory()[1] < limit
-    finally:
-        tracemalloc.stop()
 
 
 @pytest.fixture
@@ -69,7 +59,7 @@ async def pour(channel: Channel, data: bytes) -> None:
 @pytest.mark.parametrize("head", OVERSIZED.values(), ids=OVERSIZED)
 async def test_an_oversized_frame_is_refused_by_its_header_while_others_are_served(place: Place, head: bytes) -> None:
     honest, hostile = await place.join("honest"), await place.join("hostile")
-    with bounded_memory():
+    with bounded_memory(MEMORY):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(honest.fetch, CIDS[:50])
             await hostile.channel.send(head)
@@ -111,7 +101,7 @@ async def test_who_says_no_hello_in_time_is_refused_with_a_code(autojump_clock: 
 async def test_many_that_never_end_a_frame_hold_no_more_than_they_sent(autojump_clock: MockClock, place: Place) -> None:
     """A want of the largest size is announced by each of fifty peers, and comes byte by byte."""
     hostile = [await place.join(f"hostile {number}") for number in range(50)]
-    with bounded_memory():
+    with bounded_memory(MEMORY):
         for client in hostile:
             await client.channel.send(header(MessageType.WANT, 36 * MAX_WANTS_PER_MESSAGE))
         for _ in range(100):
@@ -168,7 +158,7 @@ async def test_a_hostile_provider_ends_alone(autojump_clock: MockClock, evil: Ev
         hostile = await town.provider("hostile", sample)
         hostile.network.set_channel_handler(evil)
         await town.provider("honest", sample)
-        with bounded_memory():
+        with bounded_memory(MEMORY):
             report = await town.node("consumer", trusted=[PUBLISHER]).fetch(prompt())
         assert report.hit_tokens == 600
         assert ("hostile" in report.peers_dropped) is dropped
@@ -192,7 +182,7 @@ async def test_haves_for_ever_cost_no_memory(autojump_clock: MockClock) -> None:
         hostile = await town.provider("hostile", sample)
         hostile.network.set_channel_handler(evil)
         await town.provider("honest", sample)
-        with bounded_memory():
+        with bounded_memory(MEMORY):
             report = await town.node("consumer", trusted=[PUBLISHER]).fetch(prompt())
         assert report.hit_tokens == 600
         assert next(numbers) > 30 * MAX_WANTS_PER_MESSAGE

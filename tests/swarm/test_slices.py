@@ -47,10 +47,7 @@ class Town:
 
     async def provider(self, sample: Sample | Content, *, without: Collection[Cid] = (), link: Link | None = None) -> SimNode:
         node = SimNode(self.world, self.records, "p", link=link)
-        for cid, data in sample.blocks.items():
-            if cid not in without:
-                node.store.write(cid, data)
-        node.catalog.add_artifact(sample.artifact, frozenset(range(len(sample.artifact.chain_keys))))
+        node.hold(sample.artifact, {cid: data for cid, data in sample.blocks.items() if cid not in without})
         await node.announce(sample.artifact)
         return node
 
