@@ -26,8 +26,10 @@ from p2pkv.formats.cid import Cid
 from p2pkv.ports import BulkOffer, BulkSender
 from p2pkv.units import GIB, KIB, MIB
 from p2pkv_node.bulk import BulkSettings, TlsBulkLane
+from p2pkv_node.identity import peer_id_from_seed, signer_from_seed
 
 HOST: Final = "127.0.0.1"
+SEED: Final = bytes(32)  # of the consumer's key, which the senders have to know
 DISTINCT_BLOCKS: Final = 32  # more would only measure the generator
 ROOT: Final = Path(__file__).resolve().parent.parent
 
@@ -61,9 +63,9 @@ async def send(seed: int, block_bytes: int, count: int) -> None:
     """Offer one lane on stdout, send ``count`` blocks over it, and stay until it closes."""
     source = MemorySource(make_blocks(seed, block_bytes))
     senders, receive_sender = trio.open_memory_channel[BulkSender](1)
-    lane = TlsBulkLane(BulkSettings(host=HOST))
+    lane = TlsBulkLane(BulkSettings(host=HOST), sign=signer_from_seed(SEED))
     async with lane.running():
-        offer = lane.offer("bench", source, want_sender=senders.send_nowait)
+        offer = lane.offer(peer_id_from_seed(SEED), source, want_sender=senders.send_nowait)
         if offer is None:
             raise RuntimeError("a lane that runs makes its first offer")
         sys.stdout.write(json.dumps([offer.port, offer.token.hex(), offer.fingerprint.hex()]) + "\n")
@@ -109,7 +111,7 @@ async def receive(offers: list[BulkOffer], block_bytes: int, count: int, folder:
         if own is not None:
             own.mkdir()
         sinks.append(VerifyingSink(make_blocks(seed, block_bytes), count, own))
-    async with TlsBulkLane().running() as lane:
+    async with TlsBulkLane(sign=signer_from_seed(SEED)).running() as lane:
         start, cpu_start = time.perf_counter(), time.process_time()
         lanes = [await lane.connect(HOST, offer, sink) for offer, sink in zip(offers, sinks, strict=True)]
         for sink in sinks:

@@ -97,6 +97,8 @@ MAX_WINDOW_BLOCKS: Final = 256
 WINDOW_SECONDS: Final = 0.5
 # A pause of a peer in the tail that is shorter than this is a matter of scheduling, not of the peer.
 TAIL_STALL_S: Final = 0.1
+# Peers remembered for having sent blocks, to be asked first the next time.
+MAX_SOURCES: Final = 256
 # Deadlines (segments) within which rarity comes first: 4,096 tokens. Where many fetch at once, all wait for what few have.
 RARITY_DEADLINES: Final = 16
 # Duplicate bytes that the tail of one session may cost: with headers and messages the wire then stays below 1.02 of the data.

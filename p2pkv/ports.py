@@ -52,6 +52,10 @@ class Network(Protocol):
     @property
     def peer_id(self) -> PeerId: ...
 
+    @property
+    def connected_peers(self) -> Sequence[PeerId]:
+        """The peers that a channel can be opened to without dialling."""
+
     async def open_channel(self, peer: PeerAddress) -> Channel:
         """Dial where needed and open a channel. Raises PeerUnreachableError."""
 
@@ -154,10 +158,10 @@ class BulkLane(Protocol):
     """Direct TLS 1.3 connections beside the libp2p stream, for blocks only."""
 
     def offer(self, peer_id: PeerId, source: BulkSource, *, want_sender: Callable[[BulkSender], None]) -> BulkOffer | None:
-        """Make a one-time offer for ``peer_id``; ``want_sender`` is called on the event loop when the peer has connected.
+        """Make a one-time offer that ``peer_id`` alone can take up; ``want_sender`` is called on the event loop when it has.
 
         That may be after the caller has lost interest: it then closes the sender. ``None`` when this node keeps no bulk
-        port, or has too many lanes or offers open already.
+        port, has too many lanes or offers open already, or cannot tell that peer from others.
         """
 
     async def connect(self, host: str, offer: BulkOffer, sink: BulkSink) -> BulkReceiver:

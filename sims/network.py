@@ -101,6 +101,10 @@ class MemoryNetwork:
     def addresses(self) -> tuple[str, ...]:
         return (f"/memory/{self._peer_id}",)
 
+    @property
+    def connected_peers(self) -> tuple[PeerId, ...]:
+        return tuple(dict.fromkeys(channel.peer_id for channel in self.channels))
+
     def set_channel_handler(self, handler: Callable[[Channel], Awaitable[None]]) -> None:
         self._handler = handler
 

@@ -4,10 +4,11 @@ A provider that keeps a bulk port answers a consumer's request, on their authent
 one-time token, certificate fingerprint. The consumer connects to that port, compares the certificate *before* it sends the
 token, and from then on both ends know each other. Greetings::
 
-    consumer: MAGIC (8 bytes), token (32 bytes)        provider: MAGIC, then block frames (`bulk_lane`)
+    consumer: MAGIC (8 bytes), token (32), signature (64; `bulk_greeting`)
+    provider: MAGIC, then block frames (`bulk_lane`)
 
-A stranger with no valid token gets no answer. Where ``connect`` raises or the lane closes, blocks come over the libp2p
-stream: that is the caller's business.
+Who shows no valid token, or the token of another peer, gets no answer. Where ``connect`` raises or the lane closes, blocks
+come over the libp2p stream: that is the caller's business.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import hmac
 import ipaddress
 import secrets
 import socket
@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 import trio
+from nacl.signing import VerifyKey
 
 from p2pkv.errors import ListenError, PeerUnreachableError
 from p2pkv.limits import (
@@ -38,14 +39,16 @@ from p2pkv.limits import (
 )
 from p2pkv.ports import BulkOffer, BulkReceiver, BulkSender, BulkSink, BulkSource, PeerId
 from p2pkv.swarm.background import open_background
+from p2pkv_node.bulk_greeting import GREETING_BYTES, TOKEN_BYTES, Signer, make_greeting, takes_up, token_of
 from p2pkv_node.bulk_lane import BulkCounters, BulkStatistics
-from p2pkv_node.bulk_receive import LaneReader, LaneReaders, LaneReceiver
+from p2pkv_node.bulk_receive import LaneProcess, LaneProcesses, LaneReceiver
 from p2pkv_node.bulk_send import LaneSender
-from p2pkv_node.bulk_tls import TlsConnection, TlsIdentity, client_context, make_identity
+from p2pkv_node.bulk_tls import TlsConnection, TlsIdentity, make_identity
+from p2pkv_node.bulk_wire import MAGIC
+from p2pkv_node.identity import verify_key_of
 
-MAGIC: Final = b"p2pkvBL1"
-TOKEN_BYTES: Final = 32
 _BACKLOG: Final = 128
+_MAX_PORT: Final = 65_535
 # When the process has no descriptor left for a new connection, others have to end first.
 _OUT_OF_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _DESCRIPTOR_PAUSE_S: Final = 0.1
@@ -71,7 +74,9 @@ class BulkSettings:
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
+    offer: BulkOffer
     peer_id: PeerId
+    key: VerifyKey  # the peer's
     expires: float
     source: BulkSource
     want_sender: Callable[[BulkSender], None]
@@ -81,6 +86,7 @@ class TlsBulkLane:
     """All bulk lanes of a node, both as provider and as consumer (``BulkLane``).
 
     It works inside ``async with lane.running()``.
+    ``sign`` signs with the node's own key, for providers to see who comes.
     ``clock`` gives seconds for the life of tokens, ``token_source`` 32 fresh random bytes.
     """
 
@@ -88,20 +94,21 @@ class TlsBulkLane:
         self,
         settings: BulkSettings | None = None,
         *,
+        sign: Signer,
         clock: Callable[[], float] = trio.current_time,
         token_source: Callable[[], bytes] = make_token,
     ) -> None:
         self._settings = settings or BulkSettings()
+        self._sign = sign
         self._clock = clock
         self._token_source = token_source
         self._counters = BulkCounters()
         self._pending: dict[bytes, _Pending] = {}  # by the SHA-256 of the token, so that no look-up leaks its bytes
-        self._strangers: dict[trio.CancelScope, None] = {}  # those that have not shown a token yet, oldest first
+        self._strangers: dict[trio.CancelScope, None] = {}  # those that have not greeted yet, oldest first
         self._sending: dict[TlsConnection, PeerId] = {}
         self._receiving = 0  # lanes that are open or being opened
         self._limiter = trio.CapacityLimiter(2 * self._settings.max_connections)  # a thread for each that sends, and more
-        self._readers = LaneReaders(self._start_reader)
-        self._client_context = client_context()
+        self._processes = LaneProcesses(self._start_process)
         self._identity: TlsIdentity | None = None
         self._listener: socket.socket | None = None
         self._nursery: trio.Nursery | None = None
@@ -133,12 +140,16 @@ class TlsBulkLane:
     # --- provider --------------------------------------------------------------------------------------------------------
 
     def offer(self, peer_id: PeerId, source: BulkSource, *, want_sender: Callable[[BulkSender], None]) -> BulkOffer | None:
-        """Make a one-time offer; ``None`` without a bulk port, and when too many lanes or offers are open."""
-        if self._identity is None or self.port is None:
+        """Make a one-time offer for this peer alone.
+
+        ``None`` without a bulk port, when too many lanes or offers are open, and where the peer id carries no Ed25519 key.
+        """
+        key = verify_key_of(peer_id)
+        if self._identity is None or self.port is None or key is None:
             return None
         now = self._clock()
-        for key in [key for key, pending in self._pending.items() if pending.expires <= now]:
-            del self._pending[key]
+        for expired in [token_key for token_key, pending in self._pending.items() if pending.expires <= now]:
+            del self._pending[expired]
         of_peer = sum(pending.peer_id == peer_id for pending in self._pending.values())
         of_peer += sum(holder == peer_id for holder in self._sending.values())
         if (
@@ -147,9 +158,10 @@ class TlsBulkLane:
             or of_peer >= MAX_STREAMS_PER_PEER
         ):
             return None
-        token = self._token_source()
-        self._pending[_token_key(token)] = _Pending(peer_id, now + self._settings.token_seconds, source, want_sender)
-        return BulkOffer(self.port, token, self._identity.fingerprint)
+        offer = BulkOffer(self.port, self._token_source(), self._identity.fingerprint)
+        expires = now + self._settings.token_seconds
+        self._pending[_token_key(offer.token)] = _Pending(offer, peer_id, key, expires, source, want_sender)
+        return offer
 
     async def _accept(self, listener: socket.socket, context: ssl.SSLContext) -> None:
         async with trio.open_nursery() as nursery:
@@ -164,7 +176,7 @@ class TlsBulkLane:
                 nursery.start_soon(self._meet, raw, context)
 
     async def _meet(self, raw: socket.socket, context: ssl.SSLContext) -> None:
-        """Give a stranger a little time for handshake and token; the bearer of a good token becomes a lane."""
+        """Give a stranger a little time for handshake and greeting; whose greeting is good becomes a lane."""
         try:
             connection = TlsConnection(raw, context, server_side=True)
         except PeerUnreachableError:
@@ -191,7 +203,7 @@ class TlsBulkLane:
                 oldest.cancel()
             try:
                 await connection.handshake()
-                pending = self._redeem(connection, await connection.receive(len(MAGIC) + TOKEN_BYTES))
+                pending = self._redeem(connection, await connection.receive(GREETING_BYTES))
                 if pending is not None:
                     await connection.send(MAGIC)
             except PeerUnreachableError:
@@ -205,14 +217,18 @@ class TlsBulkLane:
         return pending
 
     def _redeem(self, connection: TlsConnection, greeting: bytes) -> _Pending | None:
-        """Return the offer that the greeting's token stands for, which now counts as a lane; a token is gone after this."""
-        magic, token = greeting[: len(MAGIC)], greeting[len(MAGIC) :]
-        pending = self._pending.pop(_token_key(token), None)
-        if magic != MAGIC or pending is None or pending.expires <= self._clock():
+        """Return the offer that the greeting takes up, which now counts as a lane; its token is gone after this.
+
+        What is refused spends nothing: who has got hold of a token cannot take it from its owner.
+        """
+        token_key = _token_key(token_of(greeting))
+        pending = self._pending.get(token_key)
+        if pending is None or pending.expires <= self._clock() or not takes_up(greeting, pending.offer, pending.key):
             self._counters.add(refused_tokens=1)
             return None
         if len(self._sending) >= self._settings.max_connections:
             return None
+        del self._pending[token_key]
         self._sending[connection] = pending.peer_id
         return pending
 
@@ -226,36 +242,32 @@ class TlsBulkLane:
         nursery = self._nursery
         if nursery is None or self._receiving >= self._settings.max_connections:
             raise PeerUnreachableError("no bulk lane can be opened here now")
+        if not (_is_ip_address(host) and 0 < offer.port <= _MAX_PORT):
+            raise PeerUnreachableError(f"no bulk lane can be at {host} port {offer.port}")
+        greeting = make_greeting(offer, self._sign)
+        receiver = self._processes.least_busy().open_lane(host, offer, greeting, sink, self._counters)
+        self._receiving += 1
+        nursery.start_soon(self._receive, receiver)
         with contextlib.ExitStack() as on_failure:
-            self._receiving += 1
-            on_failure.callback(self._count_out)
-            with trio.move_on_after(self._settings.handshake_timeout_s) as patience:
-                connection = TlsConnection(await _dial(host, offer.port), self._client_context, server_side=False)
-                on_failure.callback(connection.close)
-                await self._introduce(connection, offer)
-            if patience.cancelled_caught:
+            on_failure.callback(receiver.close)
+            with trio.move_on_after(self._settings.handshake_timeout_s):
+                await receiver.wait_open()
+            if not receiver.is_open:
                 raise PeerUnreachableError(f"the bulk port of {host} did not answer in time")
             on_failure.pop_all()
-        receiver = LaneReceiver(connection, sink, self._counters)
-        nursery.start_soon(self._receive, receiver)
         return receiver
 
-    async def _introduce(self, connection: TlsConnection, offer: BulkOffer) -> None:
-        await connection.handshake()
-        if not hmac.compare_digest(connection.peer_fingerprint(), offer.fingerprint):
-            self._counters.add(refused_certificates=1)
-            raise PeerUnreachableError("somebody else answers at the bulk port: its certificate is not the one of the offer")
-        await connection.send(MAGIC + offer.token)
-        if await connection.receive(len(MAGIC)) != MAGIC:
-            raise PeerUnreachableError("the bulk port speaks another protocol")
+    def prepare(self) -> None:
+        """Start what receives, ahead of the first lane."""
+        self._processes.prepare()
 
-    def _start_reader(self, reader: LaneReader) -> None:
+    def _start_process(self, process: LaneProcess) -> None:
         assert self._nursery is not None, "lanes are opened while it runs"
-        self._nursery.start_soon(reader.run, self._limiter)
+        self._nursery.start_soon(process.run, self._limiter)
 
     async def _receive(self, receiver: LaneReceiver) -> None:
         try:
-            await receiver.run(self._readers)
+            await receiver.run()
         finally:
             self._count_out()
 
@@ -280,21 +292,12 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def _dial(host: str, port: int) -> socket.socket:
-    """Return a connected socket. Raises PeerUnreachableError."""
+def _is_ip_address(text: str) -> bool:
     try:
-        raw = socket.socket(_family(host), socket.SOCK_STREAM)
-    except (OSError, ValueError) as error:
-        raise PeerUnreachableError(f"no bulk lane to {host}: {error}") from error
-    with contextlib.ExitStack() as stack:
-        stack.callback(raw.close)
-        raw.setblocking(False)
-        try:
-            await trio.socket.from_stdlib_socket(raw).connect((host, port))
-        except (OSError, OverflowError) as error:
-            raise PeerUnreachableError(f"the bulk port {port} of {host} cannot be reached: {error}") from error
-        stack.pop_all()
-        return raw
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _family(host: str) -> socket.AddressFamily:

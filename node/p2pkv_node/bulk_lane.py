@@ -13,12 +13,12 @@ from dataclasses import asdict, dataclass
 from typing import Final, TypeVar
 
 from p2pkv.formats.cid import CID_BYTES
+from p2pkv_node.bulk_wire import HEADER_BYTES
 
 _Self = TypeVar("_Self")
 
 THREAD_NAME: Final = "p2pkv bulk"
-LENGTH_BYTES: Final = 4
-HEADER_BYTES: Final = CID_BYTES + LENGTH_BYTES
+LENGTH_BYTES: Final = HEADER_BYTES - CID_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class BulkStatistics:
     bytes_sent: int = 0
     blocks_received: int = 0
     bytes_received: int = 0
-    refused_tokens: int = 0  # wrong, late, or used before
+    refused_tokens: int = 0  # wrong, late, used before, or of another peer
     dropped_strangers: int = 0  # no TLS 1.3, no greeting in time, or too many at once
     refused_certificates: int = 0  # as consumer: not the certificate of the offer
     protocol_faults: int = 0  # as consumer: a provider sent what nobody asked for, or of another size

@@ -1,216 +1,324 @@
-"""The consumer's end of bulk lanes: one thread receives on many lanes, each a small state machine.
+"""The consumer's end of bulk lanes: processes that receive (``bulk_process``), and a thread for what each of them brings.
 
-A thread per lane would have them all wait for one another: Python's TLS gives one record of 16 KiB a call, and each call takes
-the interpreter anew. One thread moves more than two do on two cores, and :func:`reader_count` says how many others get.
-
-A lane is a task on the event loop; it returns when the thread has let go of its socket, so that neither outlives it.
-Cancelling the task, ``close()`` and the peer's leaving all end the lane in the same way: the socket is shut down, which the
-thread sees. The thread ends with its last lane.
+A lane is a task on the event loop; it returns when process and thread have let go of it. Cancelling the task, ``close()`` and
+the peer's leaving all end the lane in the same way: the process says so, as the last it says of that lane. A process that dies
+takes its lanes along, whose peers send over the stream from then on; the next lane starts another.
 """
 
 from __future__ import annotations
 
+import enum
 import logging
+import mmap
 import os
-import selectors
 import socket
+import subprocess
+import sys
+import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 import trio
 
-from p2pkv.errors import CidError, ProtocolError
+from p2pkv.errors import CidError, PeerUnreachableError, ProtocolError
 from p2pkv.formats.cid import CID_BYTES, Cid
-from p2pkv.limits import MAX_CODED_BLOCK_BYTES
-from p2pkv.ports import BulkSink
-from p2pkv_node.bulk_lane import HEADER_BYTES, BulkCounters, in_named_thread
-from p2pkv_node.bulk_tls import TlsConnection
+from p2pkv.ports import BulkOffer, BulkSink
+from p2pkv_node.bulk_lane import BulkCounters, in_named_thread
+from p2pkv_node.bulk_wire import EVENT_BYTES, MEMORY_BYTES, SLOT_BYTES, Command, Ending, Event, Kind, Order
 
 logger = logging.getLogger(__name__)
 
-# More would only contend for the interpreter.
-_MAX_READERS: Final = 4
+# More would only contend with the programs that want what is received.
+_MAX_PROCESSES: Final = 4
+# Events that are read at once; each brings a block at most.
+_EVENTS_AT_ONCE: Final = 64
+# A process ends as soon as it sees that its socket is closed.
+_EXIT_TIMEOUT_S: Final = 2.0
+
+_REASONS: Final = {
+    Ending.GONE: "it cannot be reached, or has left",
+    Ending.CERTIFICATE: "somebody else answers there: the certificate is not the one of the offer",
+    Ending.GREETING: "it speaks another protocol",
+    Ending.FRAME: "it sent a frame that is too large",
+}
 
 
-def reader_count() -> int:
-    """Return how many threads receive: half of the processors, for there are programs that want what is received."""
-    return min(_MAX_READERS, max(1, (os.cpu_count() or 1) // 2))
+def process_count() -> int:
+    """Return how many processes receive at most: half of the processors, and one for each lane is enough."""
+    return min(_MAX_PROCESSES, max(1, (os.cpu_count() or 1) // 2))
+
+
+class _Stage(enum.Enum):
+    CONNECTING = enum.auto()
+    OPEN = enum.auto()
+    GIVEN_UP = enum.auto()
 
 
 class LaneReceiver:
-    """One lane (``BulkReceiver``). All but :meth:`close` and :meth:`run` is for the thread that receives."""
+    """One lane (``BulkReceiver``)."""
 
-    def __init__(self, connection: TlsConnection, sink: BulkSink, counters: BulkCounters) -> None:
-        self._connection = connection
+    def __init__(self, process: LaneProcess, number: int, sink: BulkSink, counters: BulkCounters) -> None:
+        self._process = process
+        self._number = number
         self._sink = sink
         self._counters = counters
-        # One buffer for the life of the lane: fresh memory for each block would cost a page fault every 4 KiB.
-        self._buffer = memoryview(bytearray(MAX_CODED_BLOCK_BYTES))
-        self._missing = self._buffer[:HEADER_BYTES]  # of the header, or of the block
-        self._block: tuple[Cid, memoryview] | None = None  # the block that is being received, behind its header
-        self._over = trio.Event()
+        self._lock = threading.Lock()
+        self._stage = _Stage.CONNECTING
+        self._closed = False
+        self._ending: Ending | None = None
         self._token = trio.lowlevel.current_trio_token()
+        self._known = trio.Event()  # whether it is open, or not
+        self._over = trio.Event()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the provider has taken the greeting, also when the lane has ended since."""
+        return self._stage is _Stage.OPEN
+
+    async def wait_open(self) -> None:
+        """Return when the provider has taken the greeting; whoever is cancelled has given up for good, unless :attr:`is_open`.
+
+        Raises PeerUnreachableError.
+        """
+        try:
+            await self._known.wait()
+        finally:
+            self._decide(_Stage.GIVEN_UP)
+        if not self.is_open:
+            raise PeerUnreachableError(f"no bulk lane: {_REASONS[self._ending or Ending.GONE]}")
 
     def close(self) -> None:
         """End the lane at once. Safe from any thread, the sink's calls included."""
-        self._connection.shut()
+        if not self._closed:
+            self._closed = True
+            self._process.command(Command(Order.CLOSE, self._number))
 
-    async def run(self, readers: LaneReaders) -> None:
-        """Receive until either side ends the lane. The socket is closed afterwards, and the sink told."""
-        readers.add(self)
+    async def run(self) -> None:
+        """Wait until either side has ended the lane, and tell the sink."""
         try:
             await self._over.wait()
         finally:
-            self._connection.shut()
+            self.close()
             with trio.CancelScope(shield=True):
-                await self._over.wait()  # the thread lets go at once
-            self._connection.close()
-            self._sink.lane_closed()
+                await self._over.wait()
+            if self.is_open:
+                self._sink.lane_closed()
 
-    def fileno(self) -> int:
-        return self._connection.fileno()
+    # --- in the thread ---------------------------------------------------------------------------------------------------
 
-    def receive(self) -> bool:
-        """Take what has arrived, up to the end of one block; return whether more may be here. Raises OSError at the end.
+    def opened(self) -> None:
+        self._decide(_Stage.OPEN)
+        if self.is_open:
+            self._call(self._known.set)
 
-        Raises ProtocolError and CidError for what breaks the rules.
-        """
-        while not self._connection.is_shut:
-            count = self._connection.receive_some(self._missing)
-            if count is None:
-                return False
-            self._missing = self._missing[count:]
-            if self._missing:
-                continue
-            if self._block is not None:
-                self._hand_over(*self._block)
-                return True
-            self._begin_block()
-        raise ConnectionAbortedError("the lane was closed")
+    def begun(self, header: bytes) -> None:
+        """End the lane where its peer begins to send what was not asked for."""
+        self._check(header)
 
-    def let_go(self) -> None:
-        """The thread is done with the lane."""
+    def take(self, header: bytes, memory: memoryview) -> None:
+        """Hand over the block at the front of ``memory``."""
+        cid = self._check(header)
+        if cid is not None:
+            data = memory[: _length(header)]
+            self._counters.add(blocks_received=1, bytes_received=len(data))
+            self._sink.receive_block(cid, data)
+
+    def _check(self, header: bytes) -> Cid | None:
+        """Return the CID of a frame; ``None`` where the lane is closed, or is now, for a frame that breaks the rules."""
+        if self._closed:
+            return None
+        length = _length(header)
         try:
-            self._token.run_sync_soon(self._over.set)
+            cid = Cid.from_bytes(header[:CID_BYTES])
+            expected = self._sink.expected_size(cid)
+            if length != expected:
+                asked = "was not asked for" if expected is None else f"has {expected} bytes"
+                raise ProtocolError(f"a frame of {length} bytes brings block {cid}, which {asked}")
+        except (ProtocolError, CidError) as error:
+            self._fault(str(error))
+            self.close()
+            return None
+        return cid
+
+    def ended(self, ending: Ending) -> None:
+        """The process has let go of the lane."""
+        self._ending = ending
+        if ending is Ending.CERTIFICATE:
+            self._counters.add(refused_certificates=1)
+        elif ending is Ending.FRAME:
+            self._fault(_REASONS[ending])
+        self._closed = True
+        self._call(self._known.set)
+        self._call(self._over.set)
+
+    def _fault(self, reason: str) -> None:
+        self._counters.add(protocol_faults=1)
+        logger.info("closed a bulk lane: %s", reason)
+
+    def _decide(self, stage: _Stage) -> None:
+        """Move on from connecting; what is decided once stays."""
+        with self._lock:
+            if self._stage is _Stage.CONNECTING:
+                self._stage = stage
+
+    def _call(self, call: Callable[[], object]) -> None:
+        try:
+            self._token.run_sync_soon(call)
         except trio.RunFinishedError:
             return  # nobody waits any more
 
-    def fail(self, error: OSError | ProtocolError | CidError) -> None:
-        """Note why the lane ends."""
-        if isinstance(error, OSError):
-            logger.debug("a bulk lane ended while receiving: %s", error)
-        else:
-            self._counters.add(protocol_faults=1)
-            logger.info("closed a bulk lane: %s", error)
 
-    def _begin_block(self) -> None:
-        header = self._buffer[:HEADER_BYTES]
-        cid = Cid.from_bytes(header[:CID_BYTES])
-        length = int.from_bytes(header[CID_BYTES:], "big")
-        expected = self._sink.expected_size(cid)
-        if length != expected or not 0 < length <= MAX_CODED_BLOCK_BYTES:
-            asked = "was not asked for" if expected is None else f"has {expected} bytes"
-            raise ProtocolError(f"a frame of {length} bytes brings block {cid}, which {asked}")
-        self._missing = self._buffer[:length]
-        self._block = cid, self._missing
-
-    def _hand_over(self, cid: Cid, data: memoryview) -> None:
-        self._block, self._missing = None, self._buffer[:HEADER_BYTES]
-        self._counters.add(blocks_received=1, bytes_received=len(data))
-        self._sink.receive_block(cid, data)
-
-
-class LaneReaders:
-    """The threads that receive, each started with its first lane. ``start`` runs a task beside the caller."""
-
-    def __init__(self, start: Callable[[LaneReader], None]) -> None:
-        self._start = start
-        self._readers = [LaneReader() for _ in range(reader_count())]
-
-    def add(self, lane: LaneReceiver) -> None:
-        """Have ``lane`` received, by the thread with the fewest lanes."""
-        reader = min(self._readers, key=lambda reader: reader.lanes)
-        if reader.add(lane):
-            self._start(reader)
-
-
-class LaneReader:
-    """One thread that receives on any number of lanes, in turns of at most one block."""
+class LaneProcess:
+    """One process that receives, and the thread that takes what it brings."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._new: list[LaneReceiver] = []  # guarded by the lock, like all below
-        self._running = False
-        self._waker: socket.socket | None = None
-        self.lanes = 0
+        self._lanes: dict[int, LaneReceiver] = {}  # guarded by the lock, like all below
+        self._next = 0
+        self._ended = False
+        self._control, theirs = socket.socketpair()
+        descriptor = _shared_memory()
+        try:
+            os.ftruncate(descriptor, MEMORY_BYTES)
+            self._memory = mmap.mmap(descriptor, MEMORY_BYTES)
+            self._view = memoryview(self._memory)
+            inherited = (theirs.fileno(), descriptor)
+            program = [sys.executable, "-m", "p2pkv_node.bulk_process", *map(str, inherited)]
+            # Our own interpreter and module, and two numbers.
+            self._process = subprocess.Popen(program, stdin=subprocess.DEVNULL, pass_fds=inherited)  # noqa: S603
+        finally:
+            theirs.close()
+            os.close(descriptor)
 
-    def add(self, lane: LaneReceiver) -> bool:
-        """Take a lane on; return whether :meth:`run` has to be started for it."""
+    @property
+    def lanes(self) -> int:
+        return len(self._lanes)
+
+    @property
+    def ended(self) -> bool:
+        return self._ended
+
+    def open_lane(self, host: str, offer: BulkOffer, greeting: bytes, sink: BulkSink, counters: BulkCounters) -> LaneReceiver:
+        """Begin to connect to the lane that is offered at ``host``; whoever calls this runs what it returns."""
         with self._lock:
-            self._new.append(lane)
-            self.lanes += 1
-            if self._running:
-                if self._waker is not None:
-                    self._waker.send(b"\0")
-                return False
-            self._running = True
-            return True
+            number = self._next = self._next + 1
+            lane = self._lanes[number] = LaneReceiver(self, number, sink, counters)
+            ended = self._ended
+        if ended:
+            self._abandon()
+        self.command(Command(Order.OPEN, number, 0, offer.port, host, offer.fingerprint, greeting))
+        return lane
+
+    def command(self, command: Command) -> None:
+        """Tell the process, unless it is gone. Safe from any thread."""
+        with self._lock, suppress(OSError):
+            self._control.sendall(command.encode())
 
     async def run(self, limiter: trio.CapacityLimiter) -> None:
-        """Receive until the last lane has ended: whoever wants this to end ends the lanes."""
-        with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(self._receive, limiter=limiter)
+        """Take what the process brings, until it ends or the task is cancelled; nothing of it is left then."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._shut_at_the_end)
+                await trio.to_thread.run_sync(self._take_events, limiter=limiter)
+                nursery.cancel_scope.cancel()
+        finally:
+            self._abandon()
+            self._control.close()
+            with suppress(BufferError):  # a sink kept what is good during its call only
+                self._view.release()
+                self._memory.close()
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(self._reap)
+
+    async def _shut_at_the_end(self) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            with suppress(OSError):  # the process was faster
+                self._control.shutdown(socket.SHUT_RDWR)
 
     @in_named_thread
-    def _receive(self) -> None:
-        woken, waker = socket.socketpair()
-        with woken, waker, selectors.DefaultSelector() as selector:
-            woken.setblocking(False)
-            selector.register(woken, selectors.EVENT_READ)
-            with self._lock:
-                self._waker = waker
-            ready: dict[LaneReceiver, None] = {}
-            try:
-                while self._take_new(selector, ready):
-                    for key, _ in selector.select(0 if ready else None):
-                        if key.fileobj is woken:
-                            woken.recv(4096)
-                        else:
-                            ready[key.data] = None
-                    for lane in tuple(ready):
-                        self._turn(lane, selector, ready)
-            except BaseException:  # a defect in a sink: whoever waits for a lane would wait for ever
-                self._abandon([key.data for key in selector.get_map().values() if key.fileobj is not woken])
-                raise
+    def _take_events(self) -> None:
+        buffer = memoryview(bytearray(EVENT_BYTES * _EVENTS_AT_ONCE))
+        filled = 0
+        with suppress(ConnectionError):
+            while count := self._control.recv_into(buffer[filled:]):
+                filled += count
+                whole = filled - filled % EVENT_BYTES
+                for start in range(0, whole, EVENT_BYTES):
+                    self._take(Event.decode(buffer[start : start + EVENT_BYTES]))
+                buffer[: filled - whole] = bytes(buffer[whole:filled])
+                filled -= whole
 
-    def _abandon(self, lanes: list[LaneReceiver]) -> None:
+    def _take(self, event: Event) -> None:
+        lane = self._lanes[event.lane]
+        match event.kind:
+            case Kind.OPENED:
+                lane.opened()
+            case Kind.BEGUN:
+                lane.begun(event.header)
+            case Kind.BLOCK:
+                start = event.slot * SLOT_BYTES
+                lane.take(event.header, self._view[start : start + SLOT_BYTES])
+                self.command(Command(Order.FREE, slot=event.slot))
+            case Kind.ENDED:
+                with self._lock:
+                    del self._lanes[event.lane]
+                lane.ended(event.ending)
+
+    def _abandon(self) -> None:
+        """End all lanes, since nobody brings anything for them any more."""
         with self._lock:
-            lanes += self._new
-            self._new, self.lanes, self._running, self._waker = [], 0, False, None
+            self._ended = True
+            lanes, self._lanes = list(self._lanes.values()), {}
         for lane in lanes:
-            lane.let_go()
+            lane.ended(Ending.GONE)
 
-    def _turn(self, lane: LaneReceiver, selector: selectors.BaseSelector, ready: dict[LaneReceiver, None]) -> None:
+    def _reap(self) -> None:
         try:
-            if not lane.receive():
-                del ready[lane]
-        except (OSError, ProtocolError, CidError) as error:
-            lane.fail(error)
-            del ready[lane]
-            selector.unregister(lane)
-            with self._lock:
-                self.lanes -= 1
-            lane.let_go()
+            status = self._process.wait(_EXIT_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            status = self._process.wait()
+        if status:
+            logger.warning("a process that receives on bulk lanes ended with status %d", status)
 
-    def _take_new(self, selector: selectors.BaseSelector, ready: dict[LaneReceiver, None]) -> bool:
-        """Begin with the lanes that were added; return whether there are any at all."""
-        with self._lock:
-            new, self._new = self._new, []
-            if not self.lanes:
-                self._running, self._waker = False, None
-                return False
-        for lane in new:
-            selector.register(lane, selectors.EVENT_READ, lane)
-            ready[lane] = None  # TLS may hold bytes already that the socket will not tell of
-        return True
+
+class LaneProcesses:
+    """The processes of a node, each started when it is needed. ``start`` runs one's task beside the caller."""
+
+    def __init__(self, start: Callable[[LaneProcess], None]) -> None:
+        self._start = start
+        self._processes: list[LaneProcess] = []
+
+    def prepare(self) -> None:
+        """Start the first one ahead of its first lane, where that can be done."""
+        with suppress(PeerUnreachableError):
+            self.least_busy()
+
+    def least_busy(self) -> LaneProcess:
+        """Return a process for the next lane. Raises PeerUnreachableError where none can be started."""
+        self._processes = [process for process in self._processes if not process.ended]
+        best = min(self._processes, key=lambda process: process.lanes, default=None)
+        if best is None or (best.lanes and len(self._processes) < process_count()):
+            try:
+                best = LaneProcess()
+            except OSError as error:
+                raise PeerUnreachableError(f"no process can be started to receive: {error}") from error
+            self._processes.append(best)
+            self._start(best)
+        return best
+
+
+def _length(header: bytes) -> int:
+    return int.from_bytes(header[CID_BYTES:], "big")
+
+
+def _shared_memory() -> int:
+    """Return the descriptor of an empty file in memory; where there are none, of one without a name."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("p2pkv bulk")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

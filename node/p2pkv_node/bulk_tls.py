@@ -1,4 +1,4 @@
-"""TLS 1.3 for the bulk lane: the node's certificate, and one connection that starts on the event loop and ends in a thread.
+"""TLS 1.3 for the provider's end of a lane: the node's certificate, and one connection, from the event loop to a thread.
 
 The certificate is made in memory at every start and signed by nobody: its SHA-256 travels over the authenticated libp2p
 stream, and the consumer compares it before it says anything. So no name, date or authority is checked, and no key is kept.
@@ -81,15 +81,6 @@ def _load_certificate(context: ssl.SSLContext, pem: bytes) -> None:
         context.load_cert_chain(path)
 
 
-def client_context() -> ssl.SSLContext:
-    """Return the consumer's context: TLS 1.3, any certificate, since the caller pins the one that it was told of."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False  # the certificate has no name; see the module's contract
-    context.verify_mode = ssl.CERT_NONE  # the fingerprint is compared instead, before the token is sent
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    return context
-
-
 class TlsConnection:
     """One TLS connection over the connected socket ``raw``, which it owns from here on.
 
@@ -144,10 +135,6 @@ class TlsConnection:
             except OSError as error:
                 raise PeerUnreachableError(f"the TLS connection broke: {error}") from error
 
-    def peer_fingerprint(self) -> bytes:
-        """Return the SHA-256 of the certificate that the server has proved to hold. Only after the handshake."""
-        return hashlib.sha256(self._tls.getpeercert(binary_form=True) or b"").digest()
-
     def make_blocking(self, timeout_s: float) -> None:
         """Let each call of a thread's own take ``timeout_s``, but not for ever."""
         self._tls.settimeout(timeout_s)
@@ -163,22 +150,6 @@ class TlsConnection:
     def send_all(self, data: Buffer) -> None:
         """Send all of ``data``. Raises OSError."""
         self._tls.sendall(data)
-
-    def fileno(self) -> int:
-        return self._tls.fileno()
-
-    def receive_some(self, buffer: memoryview) -> int | None:
-        """Receive into the front of ``buffer`` and return how many bytes; ``None`` while nothing is here.
-
-        For a connection that does not block. Raises OSError, also at the end of the stream.
-        """
-        try:
-            count = self._tls.recv_into(buffer)
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            return None
-        if count == 0:
-            raise ConnectionResetError("the peer closed the connection")
-        return count
 
     # --- from anywhere ---------------------------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ from p2pkv.swarm.serve import Server
 from p2pkv.swarm.target import Target
 from p2pkv_node.bulk import BulkSettings, TlsBulkLane
 from p2pkv_node.config import NodeConfig
+from p2pkv_node.identity import signer_from_seed
 from p2pkv_node.kad import KadRouting, open_routing
 from p2pkv_node.network import Libp2pNetwork, open_network
 
@@ -119,11 +120,13 @@ class Node:
         self._nursery.start_soon(run)
         return scope
 
-    async def keep_ready(self) -> None:
-        """Make the store ready for the next fetch whenever there is none."""
+    async def keep_ready(self, bulk: TlsBulkLane | None) -> None:
+        """Make the store and the bulk lane ready for the next fetch whenever there is none."""
         more = False
         while True:
             await trio.sleep(_READY_PAUSE_S if more else _IDLE_S)
+            if bulk is not None and not self.fetches:
+                bulk.prepare()
             try:
                 more = not self.fetches and await in_thread(self.store.blocks.make_ready)
             except MachineError as error:  # whoever stores a block is told; this is for speed only
@@ -176,7 +179,8 @@ async def open_node(
         seed = await in_thread(partial(load_or_create_node_seed, config.home))
         network = await stack.enter_async_context(open_network(seed, config.listen, announce=config.announce))
         settings = BulkSettings(_first_host(config.listen) if config.bulk else None, config.bulk_port)
-        bulk = await stack.enter_async_context(TlsBulkLane(settings).running()) if config.bulk else None
+        lane = TlsBulkLane(settings, sign=signer_from_seed(seed))
+        bulk = await stack.enter_async_context(lane.running()) if config.bulk else None
         routing = await stack.enter_async_context(open_routing(network, config.bootstrap))
         trust = TrustFile(store.layout.trust)
         context = Context(
@@ -199,7 +203,7 @@ async def open_node(
         network.set_channel_handler(node.server.serve)
         nursery.start_soon(node.server.run)
         nursery.start_soon(node.announcer.run)
-        nursery.start_soon(node.keep_ready)
+        nursery.start_soon(node.keep_ready, bulk)
         await node.announce_stored()
         yield node
 

@@ -22,6 +22,7 @@ from p2pkv.units import MIB
 _GAIN = 1 / 8
 _KNOWN_SAMPLES = 8  # after so many, the means say what is usual
 _UNMEASURED_RATE = 16 * MIB
+_FIRST_BLOCKS = 2
 # How many dont-haves in a row open the window: the answer to so many wants is one round trip.
 _MAX_DENIED_BLOCKS = 64
 
@@ -55,6 +56,9 @@ class PeerState:
 
     @property
     def full(self) -> bool:
+        # Before the rate is known, one block is on its way while the peer reads the next, however large they are.
+        if not self.samples and not self.snubbed and len(self.outstanding) < _FIRST_BLOCKS:
+            return False
         return self.outstanding_bytes >= self.window or len(self.outstanding) >= MAX_WINDOW_BLOCKS
 
     def asked(self, cid: Cid, size: int, now: float) -> None:

@@ -13,7 +13,7 @@ from p2pkv import __version__
 from p2pkv.artifact.match import Match
 from p2pkv.artifact.read import Artifact
 from p2pkv.formats.cid import Cid
-from p2pkv.limits import BAN_SECONDS
+from p2pkv.limits import BAN_SECONDS, MAX_SOURCES
 from p2pkv.ports import BlockStore, BulkLane, Network, PeerId, Routing
 
 T = TypeVar("T")
@@ -66,7 +66,7 @@ class Context:
     ``wall_clock`` gives seconds since the epoch, for expiry only; ``gained`` is told of every block that a fetch stores, so
     that the server can tell the peers that wait for it; ``share`` is told of an artifact whose fetch takes long, so that a
     mirror announces it while it is still fetching. All in ``asked`` hear of every want that the server gets: whoever asks for
-    what a fetch is after has other parts of it.
+    what a fetch is after has other parts of it. ``sources`` are the peers that blocks came from, the latest last.
     """
 
     network: Network
@@ -83,3 +83,11 @@ class Context:
     gained: Callable[[Iterable[Cid]], None] = lambda cids: None
     share: Callable[[Artifact], None] = lambda artifact: None
     asked: dict[Callable[[PeerId, Sequence[Cid]], None], None] = field(default_factory=dict)
+    sources: dict[PeerId, None] = field(default_factory=dict)
+
+    def note_source(self, peer: PeerId) -> None:
+        """Remember that blocks came from ``peer`` just now."""
+        self.sources.pop(peer, None)
+        self.sources[peer] = None
+        while len(self.sources) > MAX_SOURCES:
+            del self.sources[next(iter(self.sources))]

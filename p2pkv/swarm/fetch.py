@@ -38,8 +38,6 @@ from p2pkv.swarm.target import ManifestTarget, PromptTarget, Target
 from p2pkv.swarm.teller import Teller
 from p2pkv.trust.policy import judge
 
-# With this many providers connected, looking for more under the manifest CID at once is not worth its messages.
-_ENOUGH_AT_FIRST = 3
 # Nodes come before all blocks, since they tell which blocks there are.
 _FIRST_NODE = -MAX_SEGMENTS - 1
 _MANIFEST = _FIRST_NODE - 1
@@ -125,8 +123,7 @@ class Fetch:
         if isinstance(self._target, ManifestTarget):
             await self._open(self._target.manifest)
             return
-        local = await self._context.offload(lambda: self._context.catalog.match(self._target.query_keys))
-        for match in local:
+        for match in await self._context.offload(lambda: self._context.catalog.match(self._target.query_keys)):
             self._candidates.add("ourselves", match, trio.current_time())
 
     async def _step(self) -> bool:
@@ -191,6 +188,7 @@ class Fetch:
         """Look for providers, once."""
         if not self._searched:
             self._searched = True
+            self._pool.greet()
             self._pool.search(lookups, hopeful=self._target.hopeful)
 
     def _search_manifest(self) -> None:
@@ -258,8 +256,6 @@ class Fetch:
             self._refuse(cid, error)
             return
         await self._want_nodes()
-        if len(self._pool.providers) < _ENOUGH_AT_FIRST and self._searched:
-            self._search_manifest()
 
     async def _token_block(self, manifest: Manifest) -> bytes | None:
         """Return the token ids' block where the manifest has one and it is here; otherwise it is asked for."""
@@ -291,6 +287,7 @@ class Fetch:
         self._company.cancel()
         self._assembly = self._teller.assembly = None
         self._opening = None
+        self._pool.resume()
         self._drain()
         self._changed.set()
 

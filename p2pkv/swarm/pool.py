@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -9,13 +10,19 @@ import trio
 
 from p2pkv.artifact.match import Match
 from p2pkv.errors import P2pkvError, PeerUnreachableError, ProtocolError
-from p2pkv.exchange.messages import ErrorMessage, Matches, Message
+from p2pkv.exchange.messages import DontHave, ErrorMessage, Matches, Message
 from p2pkv.formats.cid import Cid
 from p2pkv.limits import MAX_PEERS_PER_FETCH, PEER_CONNECT_TIMEOUT_S, QUERY_TIMEOUT_S
 from p2pkv.ports import PeerAddress, PeerId
 from p2pkv.swarm.context import Context
 from p2pkv.swarm.provider import BlockEvents, Provider
 
+# So many of the peers that are connected anyway are asked before anybody is looked up, each at the cost of a stream.
+_MAX_GREETED = 4
+# Their answers are here by then on a LAN; a look-up that is needed nevertheless begins this much later.
+_GREETING_S = 0.02
+# One that does not answer by then is let go: nobody said that it has anything, and a miss does not wait for it.
+_GREETED_PATIENCE_S = 0.5
 # A look-up answers within some 20 ms on a LAN; a miss is told this much later.
 _SECOND_WAVE_S = 0.05
 # Providers that are found together are dialled so far apart: each dial is work for both sides, and the first block is here
@@ -53,8 +60,11 @@ class ProviderPool:
         self._met: set[PeerId] = set()
         self._under_way = 0
         self._next_dial = 0.0
-        self._answered: dict[PeerId, trio.Event] = {}
+        self._answered: dict[Provider, trio.Event] = {}  # by all that run and were not let go
         self._settled = trio.Event()
+        self._left_out: list[bytes] = []
+        self._greeted: set[PeerId] = set()  # of those met, who were only greeted and have shown nothing yet
+        self._named: dict[PeerId, PeerAddress] = {}  # of those greeted, who were found meanwhile
         self.providers: dict[PeerId, Provider] = {}
         self.lost: set[PeerId] = set()
         self.dropped: list[PeerId] = []
@@ -67,21 +77,42 @@ class ProviderPool:
     @property
     def found(self) -> int:
         """How many providers were found so far, reachable or not."""
-        return len(self._met)
+        return len(self._met) - len(self._greeted)
+
+    def greet(self) -> None:
+        """Ask peers that are connected already, those first that blocks came from; who has nothing is let go again."""
+        connected = self._context.network.connected_peers
+        known = [peer for peer in reversed(self._context.sources) if peer in connected]
+        now = trio.current_time()
+        welcome = (peer for peer in dict.fromkeys((*known, *connected)) if not self._context.bans.banned(peer, now))
+        for peer in itertools.islice(welcome, _MAX_GREETED):
+            if self.meet(PeerAddress(peer), stagger=0.0):
+                self._greeted.add(peer)
 
     def search(self, keys: Sequence[bytes], *, hopeful: int, enough: int = MAX_PEERS_PER_FETCH) -> None:
         """Look up ``keys``, the longest boundary first, and meet every provider as it is found, until there are ``enough``.
 
-        The ``hopeful`` first ones go out at once; the others follow a moment later unless :meth:`settle` was called by then:
-        a hit is mostly found at the longest boundaries, and each further look-up costs every node near its key.
+        Peers that were greeted just now may answer first. Then the ``hopeful`` keys go out, and the others a moment later: a
+        hit is mostly found at the longest boundaries, and each look-up costs every node near its key. Those that have not
+        begun when :meth:`settle` is called do not, unless :meth:`resume` is.
         """
+        first = _GREETING_S if self._greeted and not self._settled.is_set() else 0.0
         for place, key in enumerate(keys):
             self._under_way += 1
-            self._nursery.start_soon(self._look_up, key, enough, 0.0 if place < hopeful else _SECOND_WAVE_S)
+            self._nursery.start_soon(self._look_up, key, enough, first if place < hopeful else first + _SECOND_WAVE_S)
 
     def settle(self) -> None:
-        """The manifest is chosen: look-ups that have not begun are not worth it any more."""
+        """The manifest is chosen: look-ups that have not begun are not worth it any more, and lanes will be needed."""
         self._settled.set()
+        for provider in self.providers.values():
+            provider.request_lane()
+
+    def resume(self) -> None:
+        """The manifest was refused: look-ups that were left out for it begin after all."""
+        if self._settled.is_set():
+            self._settled = trio.Event()
+            keys, self._left_out = self._left_out, []
+            self.search(keys, hopeful=len(keys))
 
     def ban(self, peer: PeerId) -> None:
         """End a provider that lied, and refuse it for a while."""
@@ -99,6 +130,8 @@ class ProviderPool:
             if delay_s:
                 with trio.move_on_after(delay_s):
                     await self._settled.wait()
+                if self._settled.is_set():
+                    self._left_out.append(key)
                     return
             async with self._context.routing.find_providers(key) as addresses:
                 async for address in addresses:
@@ -107,58 +140,90 @@ class ProviderPool:
         finally:
             self._finish_one()
 
-    def meet(self, address: PeerAddress) -> None:
-        """Connect to a provider, unless it was met before, is banned, or there are too many."""
+    def meet(self, address: PeerAddress, *, stagger: float = _DIAL_STAGGER_S) -> bool:
+        """Connect to a provider, unless it was met before, is banned, or there are too many; return whether it is done."""
         peer = address.peer_id
+        if peer in self._greeted:
+            self._named[peer] = address
         if len(self._met) >= MAX_PEERS_PER_FETCH or peer in self._met:
-            return
+            return False
         if self._context.bans.banned(peer, trio.current_time()):
-            return
+            return False
         self._met.add(peer)
         self._under_way += 1
         due = max(self._next_dial, trio.current_time())
-        self._next_dial = due + _DIAL_STAGGER_S
+        self._next_dial = due + stagger
         self._nursery.start_soon(self._connect, address, due)
+        return True
 
     async def _connect(self, address: PeerAddress, due: float) -> None:
         peer = address.peer_id
         await trio.sleep_until(due)
+        greeted = peer in self._greeted
         try:
-            with trio.fail_after(PEER_CONNECT_TIMEOUT_S):
+            with trio.fail_after(_GREETED_PATIENCE_S if greeted else PEER_CONNECT_TIMEOUT_S):
                 channel = await self._context.network.open_channel(address)
         except (PeerUnreachableError, trio.TooSlowError):
-            self.lost.add(peer)
+            self._lose(peer)
             self._finish_one()
             return
         provider = Provider(self._context, channel, self)
-        answered = self._answered[peer] = trio.Event()
+        if peer not in self._greeted or self._settled.is_set():
+            provider.request_lane()
+        answered = self._answered[provider] = trio.Event()
         if self._query_keys:
             provider.query(self._query_keys)
         else:
             answered.set()
         self._nursery.start_soon(self._run, provider)
-        with trio.move_on_after(QUERY_TIMEOUT_S):
+        with trio.move_on_after(_GREETED_PATIENCE_S if greeted else QUERY_TIMEOUT_S) as patience:
             await provider.wait_ready()
             if not provider.closed:
                 self.providers[peer] = provider
                 self._events.provider_joined(provider)
                 await answered.wait()
+        if patience.cancelled_caught and peer in self._greeted:
+            self._let_go(provider)
         self._finish_one()
 
     async def _run(self, provider: Provider) -> None:
         peer = provider.peer_id
+        failure: P2pkvError | None = None
         try:
             await provider.run()
-        except ProtocolError:
+        except (ProtocolError, PeerUnreachableError) as error:
+            failure = error
+        answered = self._answered.pop(provider, None)
+        if answered is None:
+            return  # it was let go, and may have been met anew
+        if isinstance(failure, ProtocolError):
             self.drop(peer)
-        except PeerUnreachableError:
-            self.lost.add(peer)
-        else:
-            if peer in self.providers:  # it closed the stream, which is its right
-                self.lost.add(peer)
+        elif failure is not None or peer in self.providers:  # it closed the stream, which is its right
+            self._lose(peer)
         self.providers.pop(peer, None)
-        self._answered[peer].set()
+        answered.set()
         self._events.provider_left(peer)
+
+    def _lose(self, peer: PeerId) -> None:
+        if peer in self._greeted:
+            self._forget(peer)
+        else:
+            self.lost.add(peer)
+
+    def _let_go(self, provider: Provider) -> None:
+        """End one that was only greeted and has nothing."""
+        self.providers.pop(provider.peer_id, None)
+        self._answered.pop(provider).set()
+        provider.close()
+        self._events.provider_left(provider.peer_id)  # not once its stream is closed: until then it would be asked for blocks
+        self._forget(provider.peer_id)
+
+    def _forget(self, peer: PeerId) -> None:
+        """Nothing is lost of one that was only greeted: whoever finds it meets it anew."""
+        self._greeted.discard(peer)
+        self._met.discard(peer)
+        if peer in self._named:
+            self.meet(self._named.pop(peer))
 
     def _finish_one(self) -> None:
         self._under_way -= 1
@@ -167,17 +232,26 @@ class ProviderPool:
     # --- what providers report -----------------------------------------------------------------------------------------
 
     def provider_said(self, provider: Provider, message: Message) -> None:
+        if provider not in self._answered:
+            return  # it was let go
         match message:
             case Matches(_, matches):
                 for match in matches:
+                    self._greeted.discard(provider.peer_id)
                     self._events.provider_matched(provider, match)
-                self._answered[provider.peer_id].set()
+                self._answered[provider].set()
+                if provider.peer_id in self._greeted:
+                    self._let_go(provider)
+            case DontHave() if provider.peer_id in self._greeted:
+                self._let_go(provider)
             case ErrorMessage():
                 provider.close()
             case _:
                 self._events.provider_said(provider, message)
 
     def provider_delivered(self, provider: Provider, blocks: Sequence[tuple[Cid, int]]) -> None:
+        self._greeted.discard(provider.peer_id)
+        self._context.note_source(provider.peer_id)
         self._events.provider_delivered(provider, blocks)
 
     def provider_lied(self, provider: Provider, cid: Cid) -> None:

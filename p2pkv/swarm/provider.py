@@ -12,17 +12,21 @@ import trio
 from p2pkv.errors import IntegrityError, P2pkvError, PeerUnreachableError
 from p2pkv.exchange.connection import BULK, ConsumerConnection
 from p2pkv.exchange.messages import Block, BulkOffered, Hello, Message
-from p2pkv.formats.cid import Cid
+from p2pkv.formats.cid import Cid, Codec
 from p2pkv.limits import HELLO_TIMEOUT_S
 from p2pkv.ports import BlockStore, BulkOffer, BulkReceiver, Channel, PeerId
 from p2pkv.swarm.context import Context
 from p2pkv.swarm.groups import first_error
+from p2pkv.units import KIB
 
-# A lane that is not up by then is given up; blocks come over the stream as long as there is none.
-_BULK_CONNECT_TIMEOUT_S = 1.0
+# A lane that is not up by then is given up, and blocks come over the stream.
+_LANE_PATIENCE_S = 1.0
+# Larger blocks wait for a lane that is being opened: over the stream, where they cost three times the work, the first of them
+# would hold up the opening of all other lanes as well.
+_WAITS_FOR_LANE_BYTES = 64 * KIB
 # The loop hears of a lane's blocks at most this often, unless the peer is about to run out of wants: each time it takes the
 # interpreter away from the lanes.
-_REPORT_INTERVAL_S = 0.005
+_REPORT_INTERVAL_S = 0.02
 
 
 class BlockEvents(Protocol):
@@ -52,11 +56,15 @@ class Provider:
         self._context = context
         self._channel = channel
         self._events = events
+        self._lane_hoped_for = context.bulk is not None and channel.remote_host is not None
+        self._lane_wanted = False
+        self._lane_requested = trio.Event()
         features = frozenset({BULK}) if context.bulk is not None else frozenset()
         self._connection = ConsumerConnection(context.agent, features)
         self._wake = trio.Event()
         self._ready = trio.Event()
         self._lane: BulkReceiver | None = None
+        self._waiting: dict[Cid, None] = {}  # asked for as soon as the lane is there, or will not come
         self._sink = _LaneSink(self, context.store)
         self._asked: dict[Cid, int | None] = {}  # every CID ever asked of this peer, with its exact size where known
         self._outstanding: set[Cid] = set()
@@ -82,17 +90,31 @@ class Provider:
         for cid in cids:
             self._asked[cid] = sizes(cid)
         self._outstanding.update(cids)
-        self._connection.want(cids)
-        self._wake.set()
+        waiting = [cid for cid in cids if self._lane_hoped_for and self._is_large(cid)]
+        if waiting:
+            self.request_lane()
+        self._waiting.update(dict.fromkeys(waiting))
+        self._ask([cid for cid in cids if cid not in self._waiting])
 
     def cancel(self, cids: Sequence[Cid]) -> None:
         self._outstanding.difference_update(cids)
-        self._connection.cancel(cids)
-        self._wake.set()
+        asked = [cid for cid in cids if cid not in self._waiting]
+        for cid in cids:
+            self._waiting.pop(cid, None)
+        if asked:
+            self._connection.cancel(asked)
+            self._wake.set()
 
     def query(self, keys: Sequence[bytes]) -> None:
         self._connection.query(keys)
         self._wake.set()
+
+    def request_lane(self) -> None:
+        """Have a bulk lane opened as soon as hello is exchanged, where both sides have one. Safe to call twice."""
+        if not self._lane_wanted:
+            self._lane_wanted = True
+            if self._ready.is_set():
+                self._request_lane()
 
     def close(self) -> None:
         """End :meth:`run` soon."""
@@ -109,6 +131,7 @@ class Provider:
             with self._cancel_scope:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._send)
+                    nursery.start_soon(self._give_up_lane)
                     nursery.start_soon(self._hear_lane)
                     await self._receive(nursery)
                     nursery.cancel_scope.cancel()
@@ -146,12 +169,15 @@ class Provider:
     def _handle(self, message: Message, nursery: trio.Nursery) -> None:
         match message:
             case Hello(_, features):
-                if self._context.bulk is not None and BULK in features and self._channel.remote_host is not None:
-                    self._connection.request_bulk()
-                    self._wake.set()
+                if BULK not in features:
+                    self._settle_lane()
+                elif self._lane_wanted:
+                    self._request_lane()
                 self._ready.set()
-            case BulkOffered(port, token, fingerprint):
+            case BulkOffered(port, token, fingerprint) if port:
                 nursery.start_soon(self._open_lane, BulkOffer(port, token, fingerprint))
+            case BulkOffered():
+                self._settle_lane()
             case Block():
                 pass
             case _:
@@ -188,12 +214,40 @@ class Provider:
 
     async def _open_lane(self, offer: BulkOffer) -> None:
         host, bulk = self._channel.remote_host, self._context.bulk
-        if bulk is not None and host is not None and offer.port and self._lane is None:
-            with trio.move_on_after(_BULK_CONNECT_TIMEOUT_S):
+        if bulk is not None and host is not None and self._lane is None:
+            with trio.move_on_after(_LANE_PATIENCE_S):
                 try:
                     self._lane = await bulk.connect(host, offer, self._sink)
                 except PeerUnreachableError:
                     self._lane = None  # blocks come over the stream
+        self._settle_lane()
+
+    def _request_lane(self) -> None:
+        if self._lane_hoped_for:
+            self._connection.request_bulk()
+            self._wake.set()
+            self._lane_requested.set()
+
+    async def _give_up_lane(self) -> None:
+        """Stop hoping for a lane for which no offer comes."""
+        await self._lane_requested.wait()
+        await trio.sleep(_LANE_PATIENCE_S)
+        self._settle_lane()
+
+    def _settle_lane(self) -> None:
+        """The lane is there, or will not come: ask for what has waited for it."""
+        self._lane_hoped_for = False
+        waiting, self._waiting = list(self._waiting), {}
+        self._ask(waiting)
+
+    def _is_large(self, cid: Cid) -> bool:
+        size = self._asked[cid]
+        return cid.codec is Codec.RAW and size is not None and size > _WAITS_FOR_LANE_BYTES
+
+    def _ask(self, cids: Sequence[Cid]) -> None:
+        if cids:
+            self._connection.want(cids)
+            self._wake.set()
 
     async def _hear_lane(self) -> None:
         """Work what the receiving thread reports into the fetch, many blocks at a time."""
@@ -223,10 +277,7 @@ class Provider:
         """What was on its way over the lane is asked for again, over the stream."""
         self._work_in(self._sink)
         self._lane = None
-        again = list(self._outstanding)
-        if again:
-            self._connection.want(again)
-            self._wake.set()
+        self._ask(list(self._outstanding))
 
     def asked_size(self, cid: Cid) -> int | None:
         """Return the exact size of a block that was ever asked of this peer. Safe from any thread."""

@@ -79,6 +79,14 @@ class ChannelSuite:
             assert server.peer_id == pair.client.peer_id
             assert client.remote_host == server.remote_host == "127.0.0.1"
 
+    async def test_whoever_has_a_channel_is_connected(self, pair: Pair) -> None:
+        """On either side, once however many channels there are."""
+        assert not pair.client.connected_peers
+        assert not pair.server.connected_peers
+        async with connected(pair), connected(pair):
+            assert list(pair.client.connected_peers) == [pair.server.peer_id]
+            assert list(pair.server.connected_peers) == [pair.client.peer_id]
+
     async def test_bytes_arrive_in_order_both_ways(self, pair: Pair) -> None:
         async with connected(pair) as (client, server):
             await client.send(b"one")
@@ -246,3 +254,6 @@ class ChannelSuite:
                 await pair.client.open_channel(pair.server_address)
             with pytest.raises(PeerUnreachableError):
                 await client.send(b"x" * (40 * MIB))
+            with trio.fail_after(DEADLINE_S):
+                while pair.client.connected_peers:  # noqa: ASYNC110 - the port has no event for it
+                    await trio.sleep(0.01)

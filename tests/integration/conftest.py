@@ -37,8 +37,11 @@ async def town(tmp_path: Path) -> AsyncIterator[Town]:
 
 @pytest.fixture(scope="session")
 def model() -> LlamaForCausalLM:
-    """The tiny model in bf16: a block is 64 KiB. Tests leave it as it is."""
-    return build_model(torch.bfloat16)
+    """The tiny model in bf16, with blocks that wait for a bulk lane: of 128 KiB, and 94 KiB in the tail.
+
+    Tests leave it as it is.
+    """
+    return build_model(torch.bfloat16, num_key_value_heads=4)
 
 
 @pytest.fixture(scope="session")
@@ -61,7 +64,7 @@ def expected(model: LlamaForCausalLM, prompt: list[int]) -> bytes:
 
 @pytest.fixture(scope="session")
 def pieces(model: LlamaForCausalLM, document: list[int]) -> Pieces:
-    """The document's artifact, unsigned: 12 blocks of 64 KiB and less, 3 nodes."""
+    """The document's artifact, unsigned: 12 blocks of 128 KiB and less, 3 nodes."""
     return compute(model, document)
 
 

@@ -129,6 +129,7 @@ async def test_bulk_lane_and_stream_bring_the_same(
         assert prefill.report.hit_tokens == SHARED
         assert_right(model, prompt, SHARED, prefill.cache)
         assert lane.statistics().blocks_sent == sent
+        await consumer.stop()  # it would be asked by the next one
 
 
 async def test_a_partial_provider(
@@ -147,6 +148,7 @@ async def test_a_partial_provider(
     assert prefill.report.hit_tokens == SHARED
     assert_right(model, prompt, SHARED, prefill.cache)
     await publisher.stop()
+    await consumer.stop()  # it would be asked as well, unannounced as it is
     alone = await town.start("alone")
     prefill = await alone.client.prefill(model, prompt, shared=SHARED)
     assert prefill.report.hit_tokens == 256

@@ -15,7 +15,7 @@ import trio
 from p2pkv.store.home import HomeLayout
 from p2pkv_node.bulk import BulkSettings, TlsBulkLane
 from tests.support.artifacts import PUBLISHER, Sample, make_sample, model
-from tests.support.lanes import DEADLINE_S, HOST, lane_threads
+from tests.support.lanes import DEADLINE_S, HOST, lane_threads, make_lane
 from tests.support.town import Daemon, Town, open_town
 
 TOKENS = list(range(1000, 1600))
@@ -56,7 +56,7 @@ def nothing_left() -> Iterator[None]:
 async def lane() -> AsyncIterator[TlsBulkLane]:
     """One node that is both provider and consumer."""
     with trio.fail_after(3 * DEADLINE_S):
-        async with TlsBulkLane(BulkSettings(host=HOST)).running() as running:
+        async with make_lane(BulkSettings(host=HOST)).running() as running:
             yield running
 
 

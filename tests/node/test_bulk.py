@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import errno
-import socket
+import os
+import signal
 import ssl
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
@@ -17,8 +17,9 @@ from p2pkv.limits import MAX_CODED_BLOCK_BYTES, MAX_STREAMS_PER_PEER
 from p2pkv.ports import BulkOffer, BulkSender
 from p2pkv.units import KIB, MIB
 from p2pkv_node import bulk_send
-from p2pkv_node.bulk import TOKEN_BYTES, BulkSettings, TlsBulkLane
-from p2pkv_node.bulk_receive import LaneReader, reader_count
+from p2pkv_node.bulk import BulkSettings, TlsBulkLane
+from p2pkv_node.bulk_greeting import TOKEN_BYTES
+from p2pkv_node.bulk_receive import process_count
 from p2pkv_node.bulk_tls import make_identity
 from tests.support.lanes import (
     HOST,
@@ -27,9 +28,11 @@ from tests.support.lanes import (
     Source,
     block,
     lane_threads,
+    make_lane,
     offered,
     open_descriptors,
     open_lane,
+    receiving_processes,
     stranger,
     until,
 )
@@ -82,8 +85,8 @@ async def test_a_consumer_that_reads_nothing_has_next_to_nothing_read_for_it_and
     slow, slow_source, sink, source = Sink(*blocks), Source(*blocks), Sink(*blocks), Source(*blocks)
     slow.gate.clear()
     async with (
-        TlsBulkLane(BulkSettings(host=HOST, send_timeout_s=1.0)).running() as lane,
-        TlsBulkLane().running() as slow_node,
+        make_lane(BulkSettings(host=HOST, send_timeout_s=1.0)).running() as lane,
+        make_lane().running() as slow_node,
     ):
         stuck, _ = await open_lane(lane, slow, slow_source, consumer=slow_node)
         sender, _ = await open_lane(lane, sink, source)
@@ -139,7 +142,7 @@ async def test_the_consumer_closes_while_nothing_comes(lane: TlsBulkLane) -> Non
     receiver.close()
     receiver.close()
     await until(lambda: lane.statistics().sending_lanes == 0 and sink.closed == 1)
-    assert lane_threads() == []
+    assert len(lane_threads()) == 1  # the one that waits for the next lane
     assert source.closed == 1
     sender.send_blocks([block(1)[0]])
     assert source.reads == 0
@@ -162,7 +165,7 @@ async def test_nothing_stays_behind() -> None:
     before = open_descriptors()
     blocks = [block(seed, MIB) for seed in range(4)]
     sinks = [Sink(*blocks) for _ in range(4)]
-    async with TlsBulkLane(BulkSettings(host=HOST)).running() as provider, TlsBulkLane().running() as consumer:
+    async with make_lane(BulkSettings(host=HOST)).running() as provider, make_lane().running() as consumer:
         senders: list[BulkSender] = []
         for sink in sinks:
             offer = provider.offer(PEER, Source(*blocks), want_sender=senders.append)
@@ -173,7 +176,7 @@ async def test_nothing_stays_behind() -> None:
             sender.send_blocks([blocks[0][0]])
         waiting = await stranger(provider)  # a stranger in the middle of its handshake goes as well
         await until(lambda: all(sink.received for sink in sinks))
-        assert len(lane_threads()) == 4 + reader_count()
+        assert len(lane_threads()) == 4 + min(4, process_count())
     waiting.close()
     assert [sink.closed for sink in sinks] == [1, 1, 1, 1]
     assert lane_threads() == []
@@ -189,7 +192,7 @@ async def test_a_defect_in_a_sink_ends_every_lane_and_is_told(lane: TlsBulkLane)
         raise ZeroDivisionError
 
     async def receive() -> None:
-        async with TlsBulkLane().running() as consumer:
+        async with make_lane().running() as consumer:
             await open_lane(lane, good, consumer=consumer)
             sender, _ = await open_lane(lane, bad, Source(one), consumer=consumer)
             sender.send_blocks([one[0]])
@@ -206,59 +209,43 @@ async def test_a_defect_in_a_sink_ends_every_lane_and_is_told(lane: TlsBulkLane)
 async def test_many_lanes_share_a_few_threads(lane: TlsBulkLane) -> None:
     blocks = [block(seed) for seed in range(40)]
     sinks = [Sink(*blocks) for _ in range(MAX_STREAMS_PER_PEER)]
-    async with TlsBulkLane().running() as consumer:
+    async with make_lane().running() as consumer:
         senders = [(await open_lane(lane, sink, Source(*blocks), consumer=consumer))[0] for sink in sinks]
         for sender in senders:
             sender.send_blocks([cid for cid, _ in blocks])
         await until(lambda: all(len(sink.received) == 40 for sink in sinks))
-        assert len(lane_threads()) == len(sinks) + reader_count()
+        assert len(lane_threads()) == len(sinks) + process_count()
     assert all(sink.received == blocks for sink in sinks)
 
 
-class ClosedLane:
-    """What a reader needs of a lane, of one whose peer has left."""
-
-    def __init__(self) -> None:
-        self._socket, peer = socket.socketpair()
-        peer.close()
-        self.gone = 0
-
-    def fileno(self) -> int:
-        return self._socket.fileno()
-
-    def receive(self) -> bool:
-        raise ConnectionResetError
-
-    def fail(self, error: Exception) -> None:
-        """As expected."""
-
-    def let_go(self) -> None:
-        self._socket.close()
-        self.gone += 1
+async def test_a_process_that_dies_takes_its_lanes_along_and_the_next_lane_starts_another(lane: TlsBulkLane) -> None:
+    one = block(1)
+    first, second = Sink(one), Sink(one)
+    async with make_lane().running() as consumer:
+        await open_lane(lane, first, consumer=consumer)
+        (process,) = receiving_processes()
+        os.kill(process, signal.SIGKILL)
+        await until(lambda: first.closed == 1)
+        sender, _ = await open_lane(lane, second, Source(one), consumer=consumer)
+        sender.send_blocks([one[0]])
+        await until(lambda: second.received == [one])
+        assert receiving_processes() not in ([], [process])
+    assert receiving_processes() == []
 
 
-def test_a_lane_that_comes_while_the_thread_ends_is_left_to_the_next_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    reader, first, second = LaneReader(), ClosedLane(), ClosedLane()
-    take_new = LaneReader._take_new
-    to_be_started: list[bool] = []
-
-    def take_new_and_be_overtaken(*arguments: Any) -> bool:
-        some = take_new(*arguments)
-        if not some and not to_be_started:
-            to_be_started.append(reader.add(second))  # type: ignore[arg-type]  # a stand-in
-        return some
-
-    monkeypatch.setattr(LaneReader, "_take_new", take_new_and_be_overtaken)
-    assert reader.add(first)  # type: ignore[arg-type]  # as above
-    reader._receive()
-    assert (first.gone, second.gone, reader.lanes, to_be_started) == (1, 0, 1, [True])
-    reader._receive()
-    assert (first.gone, second.gone, reader.lanes) == (1, 1, 0)
+async def test_what_receives_is_there_before_the_first_lane(lane: TlsBulkLane) -> None:
+    async with make_lane().running() as consumer:
+        assert receiving_processes() == []
+        consumer.prepare()
+        consumer.prepare()
+        (process,) = receiving_processes()
+        await open_lane(lane, Sink(), consumer=consumer)
+        assert receiving_processes() == [process]
 
 
 async def test_a_lane_that_is_cancelled_at_birth_still_tells_its_sink() -> None:
     sink = Sink()
-    async with TlsBulkLane(BulkSettings(host=HOST)).running() as provider, TlsBulkLane().running() as consumer:
+    async with make_lane(BulkSettings(host=HOST)).running() as provider, make_lane().running() as consumer:
         await consumer.connect(HOST, offered(provider), sink)
         # no checkpoint between here and the end: the lane's task has not run yet
     assert sink.closed == 1
@@ -266,7 +253,7 @@ async def test_a_lane_that_is_cancelled_at_birth_still_tells_its_sink() -> None:
 
 async def test_an_error_inside_comes_out_as_it_is() -> None:
     with pytest.raises(UsageError):
-        async with TlsBulkLane(BulkSettings(host=HOST)).running():
+        async with make_lane(BulkSettings(host=HOST)).running():
             raise UsageError("the body's own")
 
 
@@ -274,7 +261,7 @@ async def test_an_error_inside_comes_out_as_it_is() -> None:
 
 
 async def test_without_a_bulk_port_there_is_no_offer() -> None:
-    async with TlsBulkLane().running() as lane:
+    async with make_lane().running() as lane:
         assert lane.port is None
         assert lane.offer(PEER, Source(), want_sender=lambda sender: None) is None
 
@@ -282,7 +269,7 @@ async def test_without_a_bulk_port_there_is_no_offer() -> None:
 @pytest.mark.parametrize("host", ["::1", "::"])
 async def test_ipv6_carries_a_block(host: str) -> None:
     try:
-        lane = TlsBulkLane(BulkSettings(host=host))
+        lane = make_lane(BulkSettings(host=host))
         async with lane.running():
             cid, data = block(1)
             sink = Sink((cid, data))
@@ -302,14 +289,14 @@ async def test_ipv6_carries_a_block(host: str) -> None:
 @pytest.mark.parametrize("host", ["192.0.2.1", "localhost"])
 async def test_an_address_that_is_not_ours_is_a_listen_error(host: str) -> None:
     with pytest.raises(ListenError):
-        async with TlsBulkLane(BulkSettings(host=host)).running():
+        async with make_lane(BulkSettings(host=host)).running():
             pass
 
 
 async def test_a_port_in_use_is_a_listen_error(lane: TlsBulkLane) -> None:
     assert lane.port is not None
     with pytest.raises(ListenError):
-        async with TlsBulkLane(BulkSettings(host=HOST, port=lane.port)).running():
+        async with make_lane(BulkSettings(host=HOST, port=lane.port)).running():
             pass
 
 

@@ -14,13 +14,17 @@ from p2pkv.formats.cid import Cid
 from p2pkv.limits import MAX_BULK_STRANGERS, MAX_CODED_BLOCK_BYTES
 from p2pkv.ports import BulkSender
 from p2pkv.units import KIB, MIB
-from p2pkv_node.bulk import MAGIC, TOKEN_BYTES, BulkSettings, TlsBulkLane
+from p2pkv_node.bulk import BulkSettings, TlsBulkLane
+from p2pkv_node.bulk_greeting import GREETING_BYTES
 from tests.support.lanes import (
     HOST,
     PEER,
     Sink,
     Source,
+    assert_no_answer,
     block,
+    greeting,
+    make_lane,
     offered,
     open_descriptors,
     open_lane,
@@ -59,7 +63,7 @@ async def test_a_storm_of_strangers_is_bounded_and_leaves_nothing() -> None:
     """Silent ones, garbage, half a handshake, a wrong token: several times as many as may be there at once."""
     rng = random.Random(5)
     async with AsyncExitStack() as stack:
-        lane = await stack.enter_async_context(TlsBulkLane(BulkSettings(host=HOST, handshake_timeout_s=60)).running())
+        lane = await stack.enter_async_context(make_lane(BulkSettings(host=HOST, handshake_timeout_s=60)).running())
         service = await open_service(lane)
         assert lane.port is not None
         before = open_descriptors()
@@ -83,7 +87,7 @@ async def test_a_storm_of_strangers_is_bounded_and_leaves_nothing() -> None:
 
 
 async def test_a_greeting_in_drops_is_cut_off_in_time() -> None:
-    async with TlsBulkLane(BulkSettings(host=HOST, handshake_timeout_s=0.5)).running() as lane:
+    async with make_lane(BulkSettings(host=HOST, handshake_timeout_s=0.5)).running() as lane:
         service = await open_service(lane)
         offer = offered(lane)
         slow = await stranger(lane)
@@ -91,64 +95,48 @@ async def test_a_greeting_in_drops_is_cut_off_in_time() -> None:
             await slow.handshake()
             sent = 0
             with suppress(PeerUnreachableError):
-                for byte in MAGIC + offer.token:
+                for byte in greeting(offer):
                     await slow.send(bytes((byte,)))
                     sent += 1
                     await trio.sleep(0.05)
                     await service.goes_on()
         finally:
             slow.close()
-        assert sent < len(MAGIC) + TOKEN_BYTES
+        assert sent < GREETING_BYTES
         await until(lambda: lane.statistics().dropped_strangers == 1)
         assert lane.statistics().refused_tokens == 0
         await lane.connect(HOST, offer, Sink())  # its token was never whole, and is still good
 
 
 async def test_a_token_of_another_node_is_refused_and_stays_good_where_it_is_from() -> None:
-    async with TlsBulkLane(BulkSettings(host=HOST)).running() as one, TlsBulkLane(BulkSettings(host=HOST)).running() as other:
+    async with make_lane(BulkSettings(host=HOST)).running() as one, make_lane(BulkSettings(host=HOST)).running() as other:
         service = await open_service(one)
         ours, theirs = offered(one), offered(other)
-        connection = await stranger(one)
-        try:
-            await connection.handshake()
-            await connection.send(MAGIC + theirs.token)
-            with pytest.raises(PeerUnreachableError):
-                await connection.receive(1)
-        finally:
-            connection.close()
+        await assert_no_answer(one, greeting(theirs))
         assert one.statistics().refused_tokens == 1
         await service.goes_on()
         await one.connect(HOST, ours, Sink())
         await one.connect(HOST, theirs, Sink())
 
 
-async def test_who_steals_a_token_gets_what_its_owner_asks_for_and_the_owner_is_told() -> None:
-    """A token is a secret of one encrypted stream; beyond it nothing ties a connection to a peer.
-
-    So a stolen one opens a lane of the owner's session, counted as the owner's; the owner is refused, and uses the stream.
-    """
-    mine, others = block(1), block(2)
-    async with TlsBulkLane(BulkSettings(host=HOST)).running() as lane:
+async def test_who_steals_a_token_gets_nothing_and_hurts_nobody() -> None:
+    mine = block(2)
+    async with make_lane(BulkSettings(host=HOST)).running() as lane, make_lane(seed=b"t" * 32).running() as thief:
         service = await open_service(lane)
         senders: list[BulkSender] = []
-        offer = lane.offer(PEER, Source(mine, others), want_sender=senders.append)
+        source, sink, stolen = Source(mine), Sink(mine), Sink(mine)
+        offer = lane.offer(PEER, source, want_sender=senders.append)
         assert offer is not None
-        thief = await stranger(lane)
-        try:
-            await thief.handshake()
-            await thief.send(MAGIC + offer.token)
-            assert await thief.receive(len(MAGIC)) == MAGIC
-            with pytest.raises(PeerUnreachableError):
-                await lane.connect(HOST, offer, Sink())
-            assert lane.statistics().refused_tokens == 1
-            senders[0].send_blocks([mine[0]])
-            assert await thief.receive(36) == mine[0].binary
-            await service.goes_on()
-            await thief.send(others[0].binary)  # it may not ask
-            await until(lambda: lane.statistics().sending_lanes == 1)
-        finally:
-            thief.close()
+        with pytest.raises(PeerUnreachableError):
+            await thief.connect(HOST, offer, stolen)
         await service.goes_on()
+        await lane.connect(HOST, offer, sink)
+        await until(lambda: len(senders) == 1)
+        senders[0].send_blocks([mine[0]])
+        await until(lambda: sink.received == [mine])
+        await assert_no_answer(lane, greeting(offer))  # what it may have seen of its owner's is no use either
+        await service.goes_on()
+        assert (stolen.received, lane.statistics().refused_tokens) == ([], 2)
 
 
 # --- at a consumer -------------------------------------------------------------------------------------------------------
@@ -157,7 +145,7 @@ async def test_who_steals_a_token_gets_what_its_owner_asks_for_and_the_owner_is_
 @pytest.mark.parametrize("length", [MAX_CODED_BLOCK_BYTES + 1, 2**32 - 1], ids=["above the bound", "4 GiB"])
 async def test_an_oversized_frame_ends_its_lane_alone(length: int) -> None:
     cid, data = block(9)
-    async with TlsBulkLane(BulkSettings(host=HOST)).running() as lane:
+    async with make_lane(BulkSettings(host=HOST)).running() as lane:
         service = await open_service(lane)
         sink = Sink((cid, data))
         with bounded_memory(8 * MIB):

@@ -18,8 +18,10 @@ from p2pkv.formats.cid import Cid
 from p2pkv.limits import MAX_CODED_BLOCK_BYTES
 from p2pkv.ports import BulkOffer, BulkSender
 from p2pkv.units import KIB, MIB
-from p2pkv_node.bulk import MAGIC, TOKEN_BYTES, TlsBulkLane
+from p2pkv_node.bulk import TlsBulkLane
+from p2pkv_node.bulk_greeting import TOKEN_BYTES
 from p2pkv_node.bulk_tls import TlsConnection, make_identity
+from p2pkv_node.bulk_wire import MAGIC
 from tests.support.lanes import (
     DEADLINE_S,
     HOST,
@@ -28,6 +30,7 @@ from tests.support.lanes import (
     Sink,
     Source,
     block,
+    greeting,
     listening,
     raw_provider,
     stranger,
@@ -84,7 +87,7 @@ async def test_half_a_block_is_never_handed_over(lane: TlsBulkLane) -> None:
 
 async def test_a_young_connection_waits_for_a_slow_reader(lane: TlsBulkLane) -> None:
     cid, data = block(1, MIB)
-    frame, count = cid.binary + len(data).to_bytes(4, "big") + data, 24  # more than the kernel buffers
+    frame, count = cid.binary + len(data).to_bytes(4, "big") + data, 48  # more than the kernel buffers
     sink = Sink((cid, data))
     sink.gate.clear()
     async with raw_provider(lane, sink) as provider, trio.open_nursery() as nursery:
@@ -133,7 +136,7 @@ async def test_a_consumer_that_talks_is_cut_off(lane: TlsBulkLane) -> None:
     connection = await stranger(lane)
     try:
         await connection.handshake()
-        await connection.send(MAGIC + offer.token)
+        await connection.send(greeting(offer))
         assert await connection.receive(len(MAGIC)) == MAGIC
         await until(lambda: lane.statistics().sending_lanes == 1)
         await connection.send(b"?")
@@ -145,7 +148,8 @@ async def test_a_consumer_that_talks_is_cut_off(lane: TlsBulkLane) -> None:
 PROVIDER_PROCESS = """
 import json, sys, trio
 from p2pkv.formats.cid import Cid
-from p2pkv_node.bulk import BulkSettings, TlsBulkLane
+from p2pkv_node.bulk import BulkSettings
+from tests.support.lanes import HOST, PEER, make_lane
 
 DATA = bytes(65536)
 CID = Cid.of_block(DATA)
@@ -163,9 +167,9 @@ class Source:
 
 async def main():
     senders, receive_sender = trio.open_memory_channel(1)
-    async with TlsBulkLane(BulkSettings(host="127.0.0.1")).running() as lane:
+    async with make_lane(BulkSettings(host=HOST)).running() as lane:
         source = Source()
-        offer = lane.offer("consumer", source, want_sender=senders.send_nowait)
+        offer = lane.offer(PEER, source, want_sender=senders.send_nowait)
         print(json.dumps([offer.port, offer.token.hex(), offer.fingerprint.hex()]), flush=True)
         sender = await receive_sender.receive()
         source.sender = sender

@@ -8,23 +8,50 @@ import socket
 import ssl
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
+import pytest
 import trio
 import trio.testing
 
+from p2pkv.errors import PeerUnreachableError
 from p2pkv.formats.cid import Cid
 from p2pkv.ports import BulkOffer, BulkReceiver, BulkSender
 from p2pkv.units import KIB
-from p2pkv_node.bulk import MAGIC, TOKEN_BYTES, TlsBulkLane
+from p2pkv_node.bulk import BulkSettings, TlsBulkLane, make_token
+from p2pkv_node.bulk_greeting import GREETING_BYTES, TOKEN_BYTES, make_greeting
 from p2pkv_node.bulk_lane import THREAD_NAME
-from p2pkv_node.bulk_tls import TlsConnection, client_context, make_identity
+from p2pkv_node.bulk_process import client_context
+from p2pkv_node.bulk_tls import TlsConnection, make_identity
+from p2pkv_node.bulk_wire import MAGIC
+from p2pkv_node.identity import peer_id_from_seed, signer_from_seed
 
 HOST = "127.0.0.1"
-PEER = "12D3KooWConsumer"
+SEED = bytes(range(32))  # of every node that a test does not give another one
+PEER = peer_id_from_seed(SEED)
 DEADLINE_S = 10.0
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def make_lane(
+    settings: BulkSettings | None = None,
+    *,
+    seed: bytes = SEED,
+    clock: Callable[[], float] = trio.current_time,
+    token_source: Callable[[], bytes] = make_token,
+) -> TlsBulkLane:
+    """Return the lanes of a node whose secret is ``seed``: it may be its own peer."""
+    return TlsBulkLane(settings, sign=signer_from_seed(seed), clock=clock, token_source=token_source)
+
+
+def another_peer(number: int) -> str:
+    return peer_id_from_seed(number.to_bytes(32, "big"))
+
+
+def greeting(offer: BulkOffer, seed: bytes = SEED) -> bytes:
+    """Return what a consumer says to take up ``offer``."""
+    return make_greeting(offer, signer_from_seed(seed))
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -102,6 +129,17 @@ def lane_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == THREAD_NAME]
 
 
+def receiving_processes() -> list[int]:
+    """Return the ids of this process's children that receive on lanes."""
+    found: list[int] = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == os.getpid() and b"p2pkv_node.bulk_process" in (path / "cmdline").read_bytes():
+                found.append(int(path.name))
+    return found
+
+
 async def open_lane(
     lane: TlsBulkLane, sink: Sink, source: Source | None = None, *, consumer: TlsBulkLane | None = None
 ) -> tuple[BulkSender, BulkReceiver]:
@@ -126,6 +164,18 @@ async def stranger(lane: TlsBulkLane, context: ssl.SSLContext | None = None) -> 
     return TlsConnection(raw, context or client_context(), server_side=False)
 
 
+async def assert_no_answer(lane: TlsBulkLane, said: bytes) -> None:
+    """Say something to a bulk port, and be cut off without an answer."""
+    connection = await stranger(lane)
+    try:
+        await connection.handshake()
+        await connection.send(said)
+        with trio.fail_after(DEADLINE_S), pytest.raises(PeerUnreachableError):
+            await connection.receive(1)
+    finally:
+        connection.close()
+
+
 @contextmanager
 def listening() -> Iterator[tuple[socket.socket, int]]:
     with socket.create_server((HOST, 0)) as listener:
@@ -144,7 +194,7 @@ async def raw_provider(lane: TlsBulkLane, sink: Sink) -> AsyncIterator[TlsConnec
         raw, _ = listener.accept()
         opened.append(connection := TlsConnection(raw, identity.context, server_side=True))
         await connection.handshake()
-        await connection.receive(len(MAGIC) + TOKEN_BYTES)
+        await connection.receive(GREETING_BYTES)
         await connection.send(MAGIC)
 
     with listening() as (listener, port):

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+
+import trio
+
 from p2pkv.formats.tensors import Dtype
+from p2pkv.ports import PeerAddress, Routing
 from p2pkv.swarm.target import PromptTarget
 from sims.network import World
 from sims.node import SimNode
@@ -29,6 +35,22 @@ class Town:
         node.hold(sample.artifact, dict(list(sample.blocks.items())[: len(sample.blocks) - without]))
         await node.announce(sample.artifact)
         return node
+
+
+class WatchedRouting:
+    """A node's routing that notes which keys are looked up, and how many seconds after the start."""
+
+    def __init__(self, routing: Routing) -> None:
+        self._routing = routing
+        self._started = trio.current_time()
+        self.looked_up: dict[bytes, list[float]] = {}
+
+    async def announce(self, key: bytes) -> bool:
+        return await self._routing.announce(key)
+
+    def find_providers(self, key: bytes) -> AbstractAsyncContextManager[AsyncIterator[PeerAddress]]:
+        self.looked_up.setdefault(key, []).append(trio.current_time() - self._started)
+        return self._routing.find_providers(key)
 
 
 def prompt(token_ids: list[int] = PROMPT, *, shared: int | None = None, dtype: Dtype = Dtype.BF16) -> PromptTarget:

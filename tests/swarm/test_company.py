@@ -10,12 +10,13 @@ from trio.testing import MockClock
 
 from p2pkv.errors import FetchIncompleteError
 from p2pkv.formats.cid import Cid, Codec
-from p2pkv.swarm.report import FetchReport
+from p2pkv.swarm.report import FetchEvent, FetchReport, Matched
 from p2pkv.swarm.target import ManifestTarget, PromptTarget
 from sims.content import MODEL, PUBLISHER, Content, make_content
 from sims.network import Link, World, open_world
 from sims.node import SimNode
 from sims.routing import ProviderRecords
+from tests.support.sim_town import WatchedRouting
 
 LINK = Link(up=4_000_000, latency_s=0.005)
 SLOW = Link(up=1_000_000, latency_s=0.005)
@@ -145,3 +146,26 @@ async def test_a_partial_provider_alone_gives_what_it_has(autojump_clock: MockCl
     assert town.reports["c"].hit_tokens == 512
     with pytest.raises(FetchIncompleteError):
         await town.node("m").fetch(ManifestTarget(town.content.artifact.cid))
+
+
+@pytest.mark.parametrize(("providers", "expected"), [(1, 0.05), (2, 0.05), (3, 0.55)])
+async def test_company_is_sought_the_sooner_the_fewer_there_are(
+    autojump_clock: MockClock, town: Town, providers: int, expected: float
+) -> None:
+    """As soon as the first blocks are under way with two or fewer, else when the fetch turns out to be long."""
+    artifact = town.content.artifact
+    for number in range(providers):
+        await town.holder(f"p{number}", link=SLOW).announce(artifact)
+    consumer = town.node("c")
+    started = trio.current_time()
+    routing = consumer.context.routing = WatchedRouting(consumer.routing)
+    matched: list[float] = []
+
+    def note_match(event: FetchEvent) -> None:
+        if isinstance(event, Matched):
+            matched.append(trio.current_time() - started)
+
+    tokens = town.content.token_ids
+    await consumer.fetch(PromptTarget(MODEL.model_id, MODEL.dtype, (*tokens, 0), len(tokens)), emit=note_match)
+    looked_up = routing.looked_up[artifact.cid.multihash]
+    assert looked_up[0] - matched[0] == pytest.approx(expected, rel=0.25)  # spread by chance

@@ -105,7 +105,7 @@ async def open_setting() -> AsyncIterator[Setting]:
         node.context.bulk = lane
         provider = Provider(node.context, await node.network.open_channel(PeerAddress("peer")), events)
         nursery.start_soon(provider.run)
-        await provider.wait_ready()
+        provider.request_lane()
         while not provider.bulk:  # noqa: ASYNC110 - virtual time, and the driver has no event for it
             await trio.sleep(0.001)
         yield Setting(provider, events, lane, node, wanted)
@@ -121,8 +121,9 @@ async def test_blocks_that_come_together_are_told_together(autojump_clock: MockC
         for cid in CIDS[1:6]:
             setting.lane.bring(cid)
             await trio.lowlevel.checkpoint()
+        await trio.sleep(0.019)
         assert len(setting.events.delivered) == 1
-        await trio.sleep(0.006)  # far from a quarter of what is outstanding, but not for ever
+        await trio.sleep(0.002)  # far from a quarter of what is outstanding, but not for ever
         assert setting.events.delivered[1:] == [CIDS[1:6]]
         assert all(setting.node.store.read(cid) == BLOCKS[cid] for cid in CIDS[:6])
 

@@ -40,7 +40,7 @@ from tests.vectors.tiny import (
     WEIGHTS_PREIMAGE,
     WHOLE_PREIMAGE,
 )
-from tests.vectors.wire import FRAMES, LANE, REFUSED, SKIPPED, TOLERATED
+from tests.vectors.wire import FRAMES, GREETING, LANE, PEER_ID, REFUSED, SKIPPED, TOLERATED
 
 FOLDER = Path(__file__).parent
 # The seed of the first test of RFC 8032, section 7.1.
@@ -315,10 +315,18 @@ def did_file() -> dict[str, Any]:
 
 
 def exchange_file() -> dict[str, Any]:
+    greeting = vector(
+        "bulk lane, consumer's greeting",
+        "the first bytes inside TLS, for the offer of 'bulk-offer', by the peer whose secret key `seed` makes",
+        GREETING,
+        seed=SEED.hex(),
+        peer_id=PEER_ID,
+    )
+    frames, lane = ([vector(*entry) for entry in entries] for entries in (FRAMES, LANE))
     return {
         "about": "Frames of the exchange, and bytes of the bulk lane. `refused`: either end refuses the frame. `skipped`: it "
         "is passed over in silence. `tolerated`: it means the same as the vector that it names.",
-        "vectors": [vector(name, comment, pieces) for name, comment, pieces in (*FRAMES, *LANE)],
+        "vectors": [*frames, greeting, *lane],
         "refused": [refused(name, data.hex()) for name, data in REFUSED],
         "skipped": [refused(name, data.hex()) for name, data in SKIPPED],
         "tolerated": [{**refused(name, data.hex()), "vector": same} for name, data, same in TOLERATED],

@@ -5,8 +5,10 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+from multiformats import multibase
+
 from tests.vectors.encoding import Link, Piece, cid, joined, node
-from tests.vectors.tiny import BLOCKS, ENVELOPE_PIECES, TAIL
+from tests.vectors.tiny import BLOCKS, ENVELOPE_PIECES, KEY, PUBLIC, TAIL
 
 MANIFEST_CID = cid(0x71, joined(ENVELOPE_PIECES))
 PAYLOADS = [joined(pieces) for pieces in BLOCKS]
@@ -14,6 +16,9 @@ BLOCK_CIDS = [cid(0x55, payload) for payload in PAYLOADS]
 TOKEN = bytes(range(32))
 FINGERPRINT = bytes(range(32, 64))
 MAGIC = b"p2pkvBL1"
+# An identity multihash of 36 bytes around a protobuf message: type 1 (Ed25519), data of 32 bytes.
+PEER_ID = multibase.encode(bytes.fromhex("0024 0801 1220") + PUBLIC, "base58btc").removeprefix("z")
+LANE_SIGNED = b"p2pkv/bulk-lane/v1\x00" + FINGERPRINT + TOKEN
 
 CODES = {
     "hello": 0x01,
@@ -113,13 +118,13 @@ FRAMES: list[tuple[str, str, list[Piece]]] = [
     ),
 ]
 
+GREETING: list[Piece] = [
+    (MAGIC, "magic 'p2pkvBL1'"),
+    (TOKEN, "the token of the offer"),
+    (KEY.sign(LANE_SIGNED).signature, "Ed25519 over the domain 'p2pkv/bulk-lane/v1', one zero byte, fingerprint and token"),
+]
 LANE: list[tuple[str, str, list[Piece]]] = [
-    (
-        "bulk lane, consumer's greeting",
-        "the first bytes inside TLS",
-        [(MAGIC, "magic 'p2pkvBL1'"), (TOKEN, "the token of the offer")],
-    ),
-    ("bulk lane, provider's greeting", "the answer to a good token", [(MAGIC, "magic 'p2pkvBL1'")]),
+    ("bulk lane, provider's greeting", "the answer to a good greeting", [(MAGIC, "magic 'p2pkvBL1'")]),
     (
         "bulk lane, block",
         "the second block",
