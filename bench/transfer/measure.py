@@ -6,6 +6,7 @@ import os
 import random
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -71,17 +72,19 @@ class Usage:
 class Meter:
     """Counts from its making to :meth:`stop`.
 
-    With ``calls_here`` the receiver works on behalf of this process, whose CPU time is then the receiver's too.
+    The receiver is the process and its children. With ``calls_here`` it works on behalf of this process, whose CPU time is then
+    the receiver's too.
     """
 
     def __init__(self, receiver: int, senders: Sequence[int], *, isolated: bool, calls_here: bool = False) -> None:
-        self._receiver = receiver
+        self._receivers = family(receiver)
         self._senders = senders
         self._isolated = isolated
         self._calls_here = calls_here
         # Resets the high-water mark of the receiver's memory (proc(5), "clear_refs"); it is ours, so we may.
-        Path(f"/proc/{receiver}/clear_refs").write_text("5")
-        self._rss = _status_bytes(receiver, "VmRSS")
+        for pid in self._receivers:
+            Path(f"/proc/{pid}/clear_refs").write_text("5")
+        self._rss = self._receivers_bytes("VmRSS")
         self._wire = loopback_bytes() if isolated else 0
         self._senders_cpu = sum(map(cpu_seconds, senders))
         self._receiver_cpu = self._receivers_cpu()
@@ -92,12 +95,26 @@ class Meter:
         return Usage(
             receiver_cpu_s=receiver_cpu - self._receiver_cpu,
             senders_cpu_s=senders_cpu - self._senders_cpu,
-            peak_growth_bytes=_status_bytes(self._receiver, "VmHWM") - self._rss,
+            peak_growth_bytes=self._receivers_bytes("VmHWM") - self._rss,
             wire_bytes=loopback_bytes() - self._wire if self._isolated else None,
         )
 
     def _receivers_cpu(self) -> float:
-        return cpu_seconds(self._receiver) + (time.process_time() if self._calls_here else 0.0)
+        return sum(map(cpu_seconds, self._receivers)) + (time.process_time() if self._calls_here else 0.0)
+
+    def _receivers_bytes(self, name: str) -> int:
+        """Return the memory of them all; what they share counts for each of them."""
+        return sum(_status_bytes(pid, name) for pid in self._receivers)
+
+
+def family(pid: int) -> list[int]:
+    """Return ``pid`` and the processes that it has started."""
+    children: list[int] = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            if int(path.read_text().rpartition(")")[2].split()[1]) == pid:
+                children.append(int(path.parent.name))
+    return [pid, *children]
 
 
 def cpu_seconds(pid: int) -> float:

@@ -19,13 +19,13 @@ import hashlib
 import ipaddress
 import secrets
 import socket
-import ssl
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Final, Self
 
 import trio
 from nacl.signing import VerifyKey
+from OpenSSL import SSL
 
 from p2pkv.errors import ListenError, PeerUnreachableError
 from p2pkv.limits import (
@@ -163,7 +163,7 @@ class TlsBulkLane:
         self._pending[_token_key(offer.token)] = _Pending(offer, peer_id, key, expires, source, want_sender)
         return offer
 
-    async def _accept(self, listener: socket.socket, context: ssl.SSLContext) -> None:
+    async def _accept(self, listener: socket.socket, context: SSL.Context) -> None:
         async with trio.open_nursery() as nursery:
             while True:
                 await trio.lowlevel.wait_readable(listener.fileno())
@@ -175,7 +175,7 @@ class TlsBulkLane:
                     continue
                 nursery.start_soon(self._meet, raw, context)
 
-    async def _meet(self, raw: socket.socket, context: ssl.SSLContext) -> None:
+    async def _meet(self, raw: socket.socket, context: SSL.Context) -> None:
         """Give a stranger a little time for handshake and greeting; whose greeting is good becomes a lane."""
         try:
             connection = TlsConnection(raw, context, server_side=True)

@@ -4,8 +4,11 @@ The certificate is made in memory at every start and signed by nobody: its SHA-2
 stream, and the consumer compares it before it says anything. So no name, date or authority is checked, and no key is kept.
 
 A :class:`TlsConnection` has two lives. While it is young, handshake and greeting run as trio tasks, so a stranger costs a
-socket and no thread. Then one thread alone reads or alone writes: OpenSSL does not allow both at once. It never blocks unless
+socket and no thread. Then one thread alone writes: OpenSSL does not allow two at once. It never blocks unless
 :meth:`TlsConnection.make_blocking` says so. Any other thread may only :meth:`~TlsConnection.shut` it.
+
+pyOpenSSL, and not `ssl`: one call of it sends a whole block, where `ssl` comes back for every record of 16 KiB; it takes a key
+that never was in a file; and the OpenSSL of `cryptography` knows the processors of today.
 """
 
 from __future__ import annotations
@@ -13,21 +16,19 @@ from __future__ import annotations
 import contextlib
 import datetime
 import hashlib
-import os
 import socket
-import ssl
-import tempfile
+import struct
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Final, TypeVar
 
 import trio
 from cryptography import x509
-from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding
+from OpenSSL import SSL
 
 from p2pkv.errors import PeerUnreachableError
 from p2pkv.ports import Buffer
@@ -39,19 +40,37 @@ _NOT_BEFORE: Final = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
 _NOT_AFTER: Final = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
 
 
+# SSL_MODE_ENABLE_PARTIAL_WRITE of OpenSSL's ssl.h, which pyOpenSSL sets and does not name.
+_PARTIAL_WRITE: Final = 1
+
+
 @dataclass(frozen=True, slots=True)
 class TlsIdentity:
     """A server context with its own fresh certificate, and the SHA-256 of that certificate (DER)."""
 
-    context: ssl.SSLContext
+    context: SSL.Context
     fingerprint: bytes
 
 
 def make_identity() -> TlsIdentity:
-    """Return a new identity; its private key exists in this process only."""
+    """Return a new identity; its private key exists in the memory of this process only."""
     key = Ed25519PrivateKey.generate()
+    certificate = make_certificate(key)
+    context = SSL.Context(SSL.TLS_METHOD)
+    context.set_min_proto_version(SSL.TLS1_3_VERSION)
+    context.clear_mode(_PARTIAL_WRITE)
+    # A token opens one lane, so no session is ever resumed.
+    context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
+    context.set_options(SSL.OP_NO_TICKET)
+    context.use_certificate(certificate)
+    context.use_privatekey(key)
+    return TlsIdentity(context, hashlib.sha256(certificate.public_bytes(Encoding.DER)).digest())
+
+
+def make_certificate(key: Ed25519PrivateKey) -> x509.Certificate:
+    """Return a certificate of nobody for ``key``, signed by itself."""
     nobody = x509.Name([])
-    certificate = (
+    return (
         x509.CertificateBuilder()
         .subject_name(nobody)
         .issuer_name(nobody)
@@ -61,44 +80,32 @@ def make_identity() -> TlsIdentity:
         .not_valid_after(_NOT_AFTER)
         .sign(key, None)
     )
-    pem = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    ) + certificate.public_bytes(serialization.Encoding.PEM)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.num_tickets = 0  # a token opens one lane, so no session is ever resumed
-    _load_certificate(context, pem)
-    return TlsIdentity(context, hashlib.sha256(certificate.public_bytes(serialization.Encoding.DER)).digest())
-
-
-def _load_certificate(context: ssl.SSLContext, pem: bytes) -> None:
-    """Load key and certificate by way of a file, since `ssl` takes no bytes; only we can read it, and it is gone at once."""
-    with tempfile.TemporaryDirectory(prefix="p2pkv-") as folder:
-        path = Path(folder, "identity.pem")
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(descriptor, "wb") as file:
-            file.write(pem)
-        context.load_cert_chain(path)
 
 
 class TlsConnection:
     """One TLS connection over the connected socket ``raw``, which it owns from here on.
 
     Raises PeerUnreachableError when the socket is gone already, and from every method marked async when the peer leaves,
-    breaks TLS or closes. The blocking methods raise OSError (``ssl.SSLError`` is one), their thread maps it.
+    breaks TLS or closes. The blocking method raises OSError, its thread maps it. ``server_side`` is what a node has; tests
+    have the other.
     """
 
-    def __init__(self, raw: socket.socket, context: ssl.SSLContext, *, server_side: bool) -> None:
+    def __init__(self, raw: socket.socket, context: SSL.Context, *, server_side: bool) -> None:
         self._lock = threading.Lock()
         self._shut = False
+        self._raw = raw
         try:
-            raw.getpeername()  # raises for a peer that has left, whose socket `wrap_socket` would take and not close
+            raw.getpeername()  # raises for a peer that has left
             raw.setblocking(False)
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._tls = context.wrap_socket(raw, server_side=server_side, do_handshake_on_connect=False)
         except OSError as error:
             raw.close()
             raise PeerUnreachableError(f"the connection broke at once: {error}") from error
+        self._tls = SSL.Connection(context, raw)
+        if server_side:
+            self._tls.set_accept_state()
+        else:
+            self._tls.set_connect_state()
 
     # --- on the event loop -----------------------------------------------------------------------------------------------
 
@@ -113,49 +120,51 @@ class TlsConnection:
         """Return exactly ``count`` bytes."""
         data = bytearray()
         while len(data) < count:
-            part = await self._drive(partial(self._tls.recv, count - len(data)))
-            if not part:
-                raise PeerUnreachableError("the peer closed the connection")
-            data += part
+            data += await self._drive(partial(self._tls.recv, count - len(data)))
         return bytes(data)
 
     async def wait_readable(self) -> None:
         """Return when the peer has sent something, or has closed, or :meth:`shut` was called."""
-        await trio.lowlevel.wait_readable(self._tls.fileno())
+        await trio.lowlevel.wait_readable(self._raw.fileno())
 
     async def _drive(self, step: Callable[[], _T]) -> _T:
         await trio.lowlevel.checkpoint()
         while True:
             try:
                 return step()
-            except ssl.SSLWantReadError:
-                await trio.lowlevel.wait_readable(self._tls.fileno())
-            except ssl.SSLWantWriteError:
-                await trio.lowlevel.wait_writable(self._tls.fileno())
-            except OSError as error:
-                raise PeerUnreachableError(f"the TLS connection broke: {error}") from error
+            except SSL.WantReadError:
+                await trio.lowlevel.wait_readable(self._raw.fileno())
+            except SSL.WantWriteError:
+                await trio.lowlevel.wait_writable(self._raw.fileno())
+            except SSL.Error as error:  # also at the end of the stream
+                raise PeerUnreachableError(f"the TLS connection broke: {error!r}") from error
 
     def make_blocking(self, timeout_s: float) -> None:
-        """Let each call of a thread's own take ``timeout_s``, but not for ever."""
-        self._tls.settimeout(timeout_s)
+        """Let each write of a thread's own wait for ``timeout_s`` until the peer takes something, but not for ever."""
+        self._raw.setblocking(True)
+        # The kernel's own timeout: a timeout of Python's would make the socket non-blocking for OpenSSL.
+        seconds, fraction = divmod(timeout_s, 1)
+        timeval = struct.pack("@ll", int(seconds), int(fraction * 1_000_000))
+        self._raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
 
     def close(self) -> None:
         """Release the socket, when neither thread nor task uses it any more. Safe to call twice."""
         with self._lock:
             self._shut = True
-            self._tls.close()
+            self._raw.close()
 
     # --- in the thread ---------------------------------------------------------------------------------------------------
 
     def send_all(self, data: Buffer) -> None:
-        """Send all of ``data``. Raises OSError."""
-        self._tls.sendall(data)
+        """Send all of ``data``. Raises OSError; the connection is of no use any more then."""
+        try:
+            self._tls.send(data)
+        except (SSL.WantWriteError, SSL.WantReadError) as error:
+            raise TimeoutError("the peer takes nothing") from error
+        except SSL.Error as error:
+            raise ConnectionError(f"the TLS connection broke: {error!r}") from error
 
     # --- from anywhere ---------------------------------------------------------------------------------------------------
-
-    @property
-    def is_shut(self) -> bool:
-        return self._shut
 
     def shut(self) -> None:
         """End the connection in both directions at once: whoever waits for it wakes up. Safe from any thread, and twice."""
@@ -163,5 +172,4 @@ class TlsConnection:
             if not self._shut:
                 self._shut = True
                 with contextlib.suppress(OSError):  # the peer was faster
-                    # SSLSocket.shutdown would also forget TLS, and the thread would take what is buffered for plain text.
-                    socket.socket.shutdown(self._tls, socket.SHUT_RDWR)
+                    self._raw.shutdown(socket.SHUT_RDWR)

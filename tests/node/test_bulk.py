@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import socket
 import ssl
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import trio
@@ -19,14 +21,17 @@ from p2pkv.units import KIB, MIB
 from p2pkv_node import bulk_send
 from p2pkv_node.bulk import BulkSettings, TlsBulkLane
 from p2pkv_node.bulk_greeting import TOKEN_BYTES
+from p2pkv_node.bulk_process import client_context
 from p2pkv_node.bulk_receive import process_count
 from p2pkv_node.bulk_tls import make_identity
+from p2pkv_node.bulk_wire import MAGIC
 from tests.support.lanes import (
     HOST,
     PEER,
     Sink,
     Source,
     block,
+    greeting,
     lane_threads,
     make_lane,
     offered,
@@ -300,16 +305,22 @@ async def test_a_port_in_use_is_a_listen_error(lane: TlsBulkLane) -> None:
             pass
 
 
-def test_the_private_key_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_identity_is_new_and_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    modes: list[tuple[int, int]] = []
-    load = ssl.SSLContext.load_cert_chain
-
-    def spy(context: ssl.SSLContext, path: Path) -> None:
-        modes.append((path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777))
-        load(context, path)
-
-    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", spy)
+    monkeypatch.chdir(tmp_path)
     assert make_identity().fingerprint != make_identity().fingerprint
-    assert modes == [(0o600, 0o700)] * 2
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_no_session_is_ever_resumed(lane: TlsBulkLane) -> None:
+    context, port = client_context(), lane.port
+
+    def handshake(session: ssl.SSLSession | None, *words: bytes) -> tuple[ssl.SSLSession | None, bool | None]:
+        with context.wrap_socket(socket.create_connection((HOST, port)), session=session) as connection:
+            for word in words:
+                connection.sendall(word)
+                assert connection.recv(len(MAGIC)) == MAGIC  # behind it come the tickets, if there are any
+            return connection.session, connection.session_reused
+
+    session, _ = await trio.to_thread.run_sync(handshake, None, greeting(offered(lane)))
+    assert await trio.to_thread.run_sync(handshake, session) == (mock.ANY, False)

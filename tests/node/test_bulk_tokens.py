@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import socket
-import ssl
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,6 +13,7 @@ import pytest
 import trio
 import trio.testing
 from libp2p.peer.id import ID
+from OpenSSL import SSL
 
 from p2pkv.errors import PeerUnreachableError
 from p2pkv.limits import MAX_STREAMS_PER_PEER
@@ -226,10 +226,8 @@ async def test_a_process_out_of_descriptors_accepts_again_later(lane: TlsBulkLan
 
 
 async def test_tls_1_2_is_refused_by_the_provider(lane: TlsBulkLane) -> None:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context = SSL.Context(SSL.TLS_METHOD)
+    context.set_max_proto_version(SSL.TLS1_2_VERSION)
     connection = await stranger(lane, context)
     try:
         with pytest.raises(PeerUnreachableError):
@@ -243,7 +241,7 @@ async def test_tls_1_2_is_refused_by_the_provider(lane: TlsBulkLane) -> None:
 
 
 @asynccontextmanager
-async def impostor(context: ssl.SSLContext) -> AsyncIterator[tuple[int, bytearray]]:
+async def impostor(context: SSL.Context) -> AsyncIterator[tuple[int, bytearray]]:
     """A TLS server that takes whatever one client sends; yields its port and the bytes it heard."""
     heard = bytearray()
 
@@ -282,8 +280,8 @@ async def test_a_man_in_the_middle_never_sees_the_token(lane: TlsBulkLane) -> No
 
 async def test_tls_1_2_is_refused_by_the_consumer(lane: TlsBulkLane) -> None:
     identity = make_identity()
-    identity.context.minimum_version = ssl.TLSVersion.TLSv1_2
-    identity.context.maximum_version = ssl.TLSVersion.TLSv1_2
+    identity.context.set_min_proto_version(SSL.TLS1_2_VERSION)
+    identity.context.set_max_proto_version(SSL.TLS1_2_VERSION)
     async with impostor(identity.context) as (port, heard):
         with pytest.raises(PeerUnreachableError):
             await lane.connect(HOST, BulkOffer(port, bytes(TOKEN_BYTES), identity.fingerprint), Sink())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import socket
-import ssl
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
+from OpenSSL import SSL
 
 from p2pkv.errors import PeerUnreachableError
 from p2pkv.formats.cid import Cid
@@ -22,7 +22,6 @@ from p2pkv.units import KIB
 from p2pkv_node.bulk import BulkSettings, TlsBulkLane, make_token
 from p2pkv_node.bulk_greeting import GREETING_BYTES, TOKEN_BYTES, make_greeting
 from p2pkv_node.bulk_lane import THREAD_NAME
-from p2pkv_node.bulk_process import client_context
 from p2pkv_node.bulk_tls import TlsConnection, make_identity
 from p2pkv_node.bulk_wire import MAGIC
 from p2pkv_node.identity import peer_id_from_seed, signer_from_seed
@@ -158,10 +157,10 @@ def offered(lane: TlsBulkLane, peer: str = PEER) -> BulkOffer:
     return offer
 
 
-async def stranger(lane: TlsBulkLane, context: ssl.SSLContext | None = None) -> TlsConnection:
+async def stranger(lane: TlsBulkLane, context: SSL.Context | None = None) -> TlsConnection:
     assert lane.port is not None
     raw = socket.create_connection((HOST, lane.port))
-    return TlsConnection(raw, context or client_context(), server_side=False)
+    return TlsConnection(raw, context or SSL.Context(SSL.TLS_METHOD), server_side=False)
 
 
 async def assert_no_answer(lane: TlsBulkLane, said: bytes) -> None:

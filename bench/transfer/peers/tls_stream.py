@@ -9,18 +9,36 @@ import json
 import socket
 import ssl
 import sys
+import tempfile
 from pathlib import Path
 from typing import Final
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
 from bench.transfer.peers import talk
 from p2pkv.units import KIB
-from p2pkv_node.bulk_tls import make_identity
+from p2pkv_node.bulk_tls import make_certificate
 
 _WRITE_BYTES: Final = 256 * KIB
 
 
+def _server_context() -> ssl.SSLContext:
+    key = Ed25519PrivateKey.generate()
+    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()) + make_certificate(key).public_bytes(
+        Encoding.PEM
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    with tempfile.NamedTemporaryFile() as file:  # `ssl` takes keys from files only
+        file.write(pem)
+        file.flush()
+        context.load_cert_chain(file.name)
+    return context
+
+
 def seed(data: memoryview) -> None:
-    context = make_identity().context
+    context = _server_context()
     with socket.create_server((talk.HOST, 0)) as listener:
         talk.say(port=listener.getsockname()[1])
         while True:
