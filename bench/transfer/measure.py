@@ -72,8 +72,8 @@ class Usage:
 class Meter:
     """Counts from its making to :meth:`stop`.
 
-    The receiver is the process and its children. With ``calls_here`` it works on behalf of this process, whose CPU time is then
-    the receiver's too.
+    The receiver is the process and its children. With ``calls_here`` it works on behalf of this process, whose CPU time then
+    counts as well.
     """
 
     def __init__(self, receiver: int, senders: Sequence[int], *, isolated: bool, calls_here: bool = False) -> None:

@@ -120,13 +120,13 @@ class Node:
         self._nursery.start_soon(run)
         return scope
 
-    async def keep_ready(self, bulk: TlsBulkLane | None) -> None:
-        """Make the store and the bulk lane ready for the next fetch whenever there is none."""
+    async def keep_ready(self, prepare: Callable[[], None] = lambda: None) -> None:
+        """Make the store ready for the next fetch whenever there is none, and ``prepare`` what else it needs."""
         more = False
         while True:
             await trio.sleep(_READY_PAUSE_S if more else _IDLE_S)
-            if bulk is not None and not self.fetches:
-                bulk.prepare()
+            if not self.fetches:
+                prepare()
             try:
                 more = not self.fetches and await in_thread(self.store.blocks.make_ready)
             except MachineError as error:  # whoever stores a block is told; this is for speed only
@@ -203,7 +203,7 @@ async def open_node(
         network.set_channel_handler(node.server.serve)
         nursery.start_soon(node.server.run)
         nursery.start_soon(node.announcer.run)
-        nursery.start_soon(node.keep_ready, bulk)
+        nursery.start_soon(node.keep_ready, *([bulk.prepare] if bulk is not None else []))
         await node.announce_stored()
         yield node
 

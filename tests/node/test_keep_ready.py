@@ -103,6 +103,20 @@ async def test_an_idle_node_goes_on_in_steps_until_its_pack_is_ready(
     assert sizes(blocks) == [PACK_BYTES]
 
 
+async def test_what_else_a_fetch_needs_is_prepared_while_there_is_none(
+    autojump_clock: MockClock, idle: Node, nursery: trio.Nursery
+) -> None:
+    prepared: list[float] = []
+    start = trio.current_time()
+    nursery.start_soon(idle.keep_ready, lambda: prepared.append(trio.current_time() - start))
+    idle.fetches = 1
+    await trio.sleep(60)
+    assert prepared == []
+    idle.fetches = 0
+    await trio.sleep(2.1)
+    assert prepared
+
+
 async def test_nothing_is_made_ready_while_a_fetch_runs(autojump_clock: MockClock, idle: Node, blocks: Blocks) -> None:
     idle.fetches = 1
     await trio.sleep(600)
