@@ -44,6 +44,8 @@ _T = TypeVar("_T")
 _TURN: Final = 0  # nothing: the others are next
 _SLOT: Final = -1
 _LENGTH_AT: Final = 36
+# What a few lanes use at a time.
+_TOUCHED_SLOTS: Final = BLOCKS_UNDER_WAY + 4
 
 
 def client_context() -> ssl.SSLContext:
@@ -149,6 +151,8 @@ class _Process:
         self.context = client_context()
         self.memory = memory
         self._free = list(reversed(range(SLOT_COUNT)))  # a stack: the slots used last are in the processor's cache
+        for slot in self._free[-_TOUCHED_SLOTS:]:  # memory that is touched for the first time costs more than what it is for
+            self.memory[slot * SLOT_BYTES : (slot + 1) * SLOT_BYTES] = bytes(SLOT_BYTES)
         self._under_way: set[int] = set()  # slots that the node has
         self._node = node
         self._lanes: dict[int, _Lane] = {}

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
+import anyio.lowlevel
 import hypercorn.config
 import hypercorn.trio
 import trio
@@ -50,6 +51,8 @@ async def run_daemon(
             settings,
             shutdown_trigger=stop.wait,
         )
+        # Loads what Starlette streams answers with; otherwise the first fetch would wait for the import.
+        await anyio.lowlevel.checkpoint()
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(serve)
