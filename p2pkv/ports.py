@@ -137,10 +137,9 @@ class BulkSink(Protocol):
         """
 
     def receive_block(self, cid: Cid, data: memoryview) -> None:
-        """Take a whole block, unverified: hashing and writing happen here, in the thread that receives.
+        """Take a whole block, unverified: hashing and writing happen here, off the event loop.
 
-        It receives on other lanes too, which wait meanwhile. ``data`` is the lane's own buffer: its content is good during
-        the call only.
+        Other lanes wait meanwhile. ``data`` is memory that the lane uses again: its content is good during the call only.
         """
 
     def lane_closed(self) -> None:
