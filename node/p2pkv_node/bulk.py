@@ -293,11 +293,9 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _is_ip_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
+    with contextlib.suppress(ValueError):
+        return bool(_family(text))
+    return False
 
 
 def _family(host: str) -> socket.AddressFamily:

@@ -12,13 +12,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Final, TypeVar
 
-from p2pkv.formats.cid import CID_BYTES
-from p2pkv_node.bulk_wire import HEADER_BYTES
-
 _Self = TypeVar("_Self")
 
 THREAD_NAME: Final = "p2pkv bulk"
-LENGTH_BYTES: Final = HEADER_BYTES - CID_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
 from p2pkv.limits import MAX_CODED_BLOCK_BYTES
 from p2pkv_node.bulk_wire import (
@@ -36,14 +36,12 @@ from p2pkv_node.bulk_wire import (
     Event,
     Kind,
     Order,
+    frame_length,
 )
-
-_T = TypeVar("_T")
 
 # What a lane waits for, beside the selectors' EVENT_READ and EVENT_WRITE.
 _TURN: Final = 0  # nothing: the others are next
 _SLOT: Final = -1
-_LENGTH_AT: Final = 36
 # What a few lanes use at a time.
 _TOUCHED_SLOTS: Final = BLOCKS_UNDER_WAY + 4
 
@@ -94,7 +92,7 @@ class _Lane:
         header = memoryview(bytearray(HEADER_BYTES))
         while True:
             yield from self._fill(tls, header)
-            length = int.from_bytes(header[_LENGTH_AT:], "big")
+            length = frame_length(header)
             if not 0 < length <= MAX_CODED_BLOCK_BYTES:
                 raise _EndedError(Ending.FRAME)
             while (slot := self._process.take_slot()) is None:
@@ -194,14 +192,22 @@ class _Process:
         for start in range(0, whole, COMMAND_BYTES):
             command = Command.decode(bytes(self._commands[start : start + COMMAND_BYTES]))
             if command.order is Order.OPEN:
-                lane = self._lanes[command.lane] = _Lane(self, command)
-                self._ready[lane] = None
+                self._open(command)
             elif command.order is Order.FREE:
                 self._give_back(command.slot)
             elif command.lane in self._lanes:
                 self._end(self._lanes[command.lane], Ending.GONE)
         del self._commands[:whole]
         return bool(data)
+
+    def _open(self, command: Command) -> None:
+        try:
+            lane = _Lane(self, command)
+        except OSError:  # no descriptor is left: the other lanes go on
+            self.tell(Event(Kind.ENDED, command.lane))
+        else:
+            self._lanes[command.lane] = lane
+            self._ready[lane] = None
 
     def _give_back(self, slot: int) -> None:
         self._under_way.discard(slot)

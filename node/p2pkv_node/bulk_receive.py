@@ -26,7 +26,7 @@ from p2pkv.errors import CidError, PeerUnreachableError, ProtocolError
 from p2pkv.formats.cid import CID_BYTES, Cid
 from p2pkv.ports import BulkOffer, BulkSink
 from p2pkv_node.bulk_lane import BulkCounters, in_named_thread
-from p2pkv_node.bulk_wire import EVENT_BYTES, MEMORY_BYTES, SLOT_BYTES, Command, Ending, Event, Kind, Order
+from p2pkv_node.bulk_wire import EVENT_BYTES, MEMORY_BYTES, SLOT_BYTES, Command, Ending, Event, Kind, Order, frame_length
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ class LaneReceiver:
         """Hand over the block at the front of ``memory``."""
         cid = self._check(header)
         if cid is not None:
-            data = memory[: _length(header)]
+            data = memory[: frame_length(header)]
             self._counters.add(blocks_received=1, bytes_received=len(data))
             self._sink.receive_block(cid, data)
 
@@ -129,7 +129,7 @@ class LaneReceiver:
         """Return the CID of a frame; ``None`` where the lane is closed, or is now, for a frame that breaks the rules."""
         if self._closed:
             return None
-        length = _length(header)
+        length = frame_length(header)
         try:
             cid = Cid.from_bytes(header[:CID_BYTES])
             expected = self._sink.expected_size(cid)
@@ -188,6 +188,9 @@ class LaneProcess:
             program = [sys.executable, "-m", "p2pkv_node.bulk_process", *map(str, inherited)]
             # Our own interpreter and module, and two numbers.
             self._process = subprocess.Popen(program, stdin=subprocess.DEVNULL, pass_fds=inherited)  # noqa: S603
+        except OSError:
+            self._control.close()
+            raise
         finally:
             theirs.close()
             os.close(descriptor)
@@ -310,10 +313,6 @@ class LaneProcesses:
             self._processes.append(best)
             self._start(best)
         return best
-
-
-def _length(header: bytes) -> int:
-    return int.from_bytes(header[CID_BYTES:], "big")
 
 
 def _shared_memory() -> int:

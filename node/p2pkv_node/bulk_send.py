@@ -18,9 +18,9 @@ from p2pkv.formats.cid import Cid
 from p2pkv.limits import MAX_BULK_LANE_BYTES, MAX_CODED_BLOCK_BYTES
 from p2pkv.ports import BulkSource
 from p2pkv.units import KIB
-from p2pkv_node.bulk_lane import LENGTH_BYTES, BulkCounters, in_named_thread
+from p2pkv_node.bulk_lane import BulkCounters, in_named_thread
 from p2pkv_node.bulk_tls import TlsConnection
-from p2pkv_node.bulk_wire import HEADER_BYTES
+from p2pkv_node.bulk_wire import HEADER_BYTES, LENGTH_BYTES
 
 logger = logging.getLogger(__name__)
 

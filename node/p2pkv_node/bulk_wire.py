@@ -22,6 +22,7 @@ MEMORY_BYTES: Final = SLOT_COUNT * SLOT_BYTES  # of address space: only slots th
 
 MAGIC: Final = b"p2pkvBL1"  # what both sides of a lane greet with
 HEADER_BYTES: Final = 40  # of a block frame: see `bulk_lane`
+LENGTH_BYTES: Final = 4  # at the end of the header
 FINGERPRINT_BYTES: Final = 32
 MAX_GREETING_BYTES: Final = 128
 _MAX_HOST_BYTES: Final = 64  # an IPv6 address with a scope
@@ -30,6 +31,11 @@ _COMMAND: Final = struct.Struct(f"!BIHH{_MAX_HOST_BYTES}s{FINGERPRINT_BYTES}sB{M
 _EVENT: Final = struct.Struct(f"!BIHB{HEADER_BYTES}s")
 COMMAND_BYTES: Final = _COMMAND.size
 EVENT_BYTES: Final = _EVENT.size
+
+
+def frame_length(header: bytes | memoryview) -> int:
+    """Return how many bytes the block behind a frame's header has."""
+    return int.from_bytes(header[-LENGTH_BYTES:], "big")
 
 
 class Order(enum.IntEnum):

@@ -125,6 +125,12 @@ def test_a_window_starts_small_and_grows_by_what_arrives() -> None:
     assert most > 32
 
 
+def test_two_blocks_are_asked_for_at_first_however_large_they_are() -> None:
+    session = Session("a")
+    session.want(wants(10, size=2 * INITIAL_WINDOW_BYTES))
+    assert len(session.asked["a"]) == 2
+
+
 def test_a_window_holds_half_a_second_of_the_rate() -> None:
     session = Session("a")
     session.want(wants(600))

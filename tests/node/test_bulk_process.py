@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import trio
 from hypothesis import given, strategies as st
 
+from p2pkv.formats.cid import CID_BYTES
 from p2pkv_node import bulk_receive
 from p2pkv_node.bulk import TlsBulkLane
 from p2pkv_node.bulk_wire import (
@@ -21,6 +24,7 @@ from p2pkv_node.bulk_wire import (
     EVENT_BYTES,
     FINGERPRINT_BYTES,
     HEADER_BYTES,
+    LENGTH_BYTES,
     MAX_GREETING_BYTES,
     MEMORY_BYTES,
     SLOT_COUNT,
@@ -92,6 +96,24 @@ def test_it_ends_when_its_node_is_gone() -> None:
     with bare_process() as (process, node):
         node.close()
         assert process.wait(DEADLINE_S) == 0
+
+
+def test_without_a_descriptor_for_it_a_lane_ends_alone() -> None:
+    with bare_process() as (process, node), socket.create_server(("127.0.0.1", 0)) as listener:
+        node.settimeout(DEADLINE_S)
+        there = Command(Order.OPEN, 1, port=listener.getsockname()[1], host="127.0.0.1")
+        node.sendall(there.encode())
+        peer, _ = listener.accept()  # the process is up, with all descriptors that it needs
+        with peer:
+            resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (3, 3))
+            node.sendall(replace(there, lane=2).encode())
+            assert Event.decode(node.recv(EVENT_BYTES)).lane == 2
+            node.sendall(Command(Order.CLOSE, 1).encode())
+            assert Event.decode(node.recv(EVENT_BYTES)).lane == 1
+
+
+def test_a_frame_begins_with_a_cid() -> None:
+    assert HEADER_BYTES == CID_BYTES + LENGTH_BYTES
 
 
 def test_an_interrupt_is_left_to_the_node() -> None:

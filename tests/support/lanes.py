@@ -7,7 +7,7 @@ import random
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ import trio
 import trio.testing
 from OpenSSL import SSL
 
+from bench.transfer.measure import family
 from p2pkv.errors import PeerUnreachableError
 from p2pkv.formats.cid import Cid
 from p2pkv.ports import BulkOffer, BulkReceiver, BulkSender
@@ -130,13 +131,8 @@ def lane_threads() -> list[threading.Thread]:
 
 def receiving_processes() -> list[int]:
     """Return the ids of this process's children that receive on lanes."""
-    found: list[int] = []
-    for path in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended
-            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == os.getpid() and b"p2pkv_node.bulk_process" in (path / "cmdline").read_bytes():
-                found.append(int(path.name))
-    return found
+    _, *children = family(os.getpid())
+    return [child for child in children if b"p2pkv_node.bulk_process" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
 async def open_lane(
