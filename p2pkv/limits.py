@@ -162,6 +162,9 @@ MAX_BULK_LANE_BYTES: Final = 256 * GIB
 # --- store -------------------------------------------------------------------------------------------------------------
 # A store of 100 GB has 400 packs, which a start opens in a blink; one that is mostly dead is soon rewritten.
 MAX_PACK_BYTES: Final = 256 * MIB
+# How long a block that was found intact is served without hashing it again, while its file is unchanged: a crowd that comes
+# for one artifact is served at the price of one reading, and a disk that rots is noticed soon.
+REVERIFY_AFTER_S: Final = 10.0 * MINUTE
 # What a system takes for a place in a file: 63 bits. Beyond it, asking would be an error of Python's and not of the disk.
 MAX_FILE_OFFSET: Final = 2**63 - 1
 # What an idle node brings nearer at once, between two looks at whether it is still idle.

@@ -180,9 +180,10 @@ class BlockReader(Protocol):
         """Return the bytes of a block, at once, as :meth:`has` does. Raises NotFoundError."""
 
     def read_into(self, cid: Cid, buffer: memoryview) -> int:
-        """Read a block into the front of ``buffer``, verify it there, and return its size in bytes.
+        """Read a block into the front of ``buffer`` to send it, and return its size in bytes.
 
-        Raises NotFoundError, IntegrityError, StoreError; UsageError where the buffer is too short.
+        It is verified there, unless it was lately and its file is unchanged since: who gets it verifies it. Raises
+        NotFoundError, IntegrityError, StoreError; UsageError where the buffer is too short.
         """
 
     def read(self, cid: Cid) -> bytes:

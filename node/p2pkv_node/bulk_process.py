@@ -3,6 +3,9 @@
 A node has one interpreter, and its event loop needs it; so the records of 16 KiB, each of which takes an interpreter, are
 received in another one. Blocks land in memory that both share, unverified: hashing and storing is the node's part.
 
+OpenSSL is that of `cryptography`, as for senders (`bulk_tls`), and writes straight into that memory: with the copy that
+pyOpenSSL makes, or with `ssl`, receiving takes half as long again.
+
 ``python -m p2pkv_node.bulk_process SOCKET MEMORY``, both descriptors. It ends when the node closes the socket, or is gone.
 """
 
@@ -15,12 +18,14 @@ import mmap
 import selectors
 import signal
 import socket
-import ssl
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Final
+
+from cryptography.hazmat.bindings.openssl.binding import Binding
+from OpenSSL import SSL, crypto
 
 from p2pkv.limits import MAX_CODED_BLOCK_BYTES
 from p2pkv_node.bulk_wire import (
@@ -46,13 +51,34 @@ _SLOT: Final = -1
 _TOUCHED_SLOTS: Final = BLOCKS_UNDER_WAY + 4
 
 
-def client_context() -> ssl.SSLContext:
+_OPENSSL: Final = Binding()
+
+
+def client_context() -> SSL.Context:
     """Return the consumer's context: TLS 1.3, any certificate, since the caller pins the one that it was told of."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False  # the certificate has no name; see `bulk_tls`
-    context.verify_mode = ssl.CERT_NONE  # the fingerprint is compared instead, before the token is sent
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context = SSL.Context(SSL.TLS_METHOD)
+    context.set_min_proto_version(SSL.TLS1_3_VERSION)
     return context
+
+
+class _TlsReader(SSL.Connection):
+    """The client's end of a connection over a socket that does not block."""
+
+    def __init__(self, context: SSL.Context, raw: socket.socket) -> None:
+        super().__init__(context, raw)
+        self.set_connect_state()
+
+    def certificate(self) -> bytes:
+        """Return the peer's certificate (DER); after the handshake."""
+        certificate = self.get_peer_certificate()
+        return crypto.dump_certificate(crypto.FILETYPE_ASN1, certificate) if certificate is not None else b""
+
+    def read_into(self, memory: memoryview) -> int:
+        """Decrypt what is here, one record at most, to the front of ``memory``; return its bytes. Raises SSL.Error."""
+        count: int = _OPENSSL.lib.SSL_read(self._ssl, _OPENSSL.ffi.from_buffer(memory), len(memory))
+        if count <= 0:
+            self._raise_ssl_error(self._ssl, count)
+        return count
 
 
 class _EndedError(Exception):
@@ -75,13 +101,11 @@ class _Lane:
         self._process = process
 
     def _run(self, command: Command) -> Iterator[int]:
-        """Raises OSError, _EndedError."""
+        """Raises OSError, SSL.Error, _EndedError."""
         yield from self._connect(command.host, command.port)
-        self.socket.getpeername()  # raises for a peer that has left, whose socket `wrap_socket` would take and not close
-        tls = self.socket = self._process.context.wrap_socket(self.socket, do_handshake_on_connect=False)
+        tls = _TlsReader(self._process.context, self.socket)
         yield from self._drive(tls.do_handshake)
-        certificate = tls.getpeercert(binary_form=True) or b""
-        if not hmac.compare_digest(hashlib.sha256(certificate).digest(), command.fingerprint):
+        if not hmac.compare_digest(hashlib.sha256(tls.certificate()).digest(), command.fingerprint):
             raise _EndedError(Ending.CERTIFICATE)
         yield from self._drive(partial(tls.send, command.greeting))
         answer = memoryview(bytearray(len(MAGIC)))
@@ -122,24 +146,19 @@ class _Lane:
         while True:
             try:
                 step()
-            except ssl.SSLWantReadError:
+            except SSL.WantReadError:
                 yield selectors.EVENT_READ
-            except ssl.SSLWantWriteError:
+            except SSL.WantWriteError:
                 yield selectors.EVENT_WRITE
             else:
                 return
 
-    def _fill(self, tls: ssl.SSLSocket, buffer: memoryview) -> Iterator[int]:
-        receive, size, filled = tls.recv_into, len(buffer), 0
-        while filled < size:
+    def _fill(self, tls: _TlsReader, buffer: memoryview) -> Iterator[int]:
+        while buffer:
             try:
-                count = receive(buffer[filled:], size - filled)
-            except ssl.SSLWantReadError:
+                buffer = buffer[tls.read_into(buffer) :]
+            except SSL.WantReadError:
                 yield selectors.EVENT_READ
-                continue
-            if not count:
-                raise ConnectionResetError("the peer closed the connection")
-            filled += count
 
 
 class _Process:
@@ -219,7 +238,7 @@ class _Process:
             self._await(lane, next(lane.steps))
         except _EndedError as error:
             self._end(lane, error.ending)
-        except OSError:
+        except (OSError, SSL.Error):
             self._end(lane, Ending.GONE)
 
     def _await(self, lane: _Lane, wanted: int) -> None:

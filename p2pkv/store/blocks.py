@@ -28,6 +28,7 @@ from p2pkv.limits import MAX_CODED_BLOCK_BYTES, MAX_PACK_BYTES
 from p2pkv.ports import Buffer
 from p2pkv.store.files import os_errors, sync_paths
 from p2pkv.store.pack import Contents, PackWriter, Record, Write, bury, is_foreign, read_contents, seal
+from p2pkv.store.verified import Stamp, VerifiedLately
 
 logger = logging.getLogger(__name__)
 
@@ -59,16 +60,8 @@ def read_located(folder: Path | str, location: Location, buffer: memoryview) -> 
     Fewer than ``location.size`` come where the file ends early. Raises UsageError for a buffer that is too short,
     NotFoundError where the file is gone, StoreError.
     """
-    if location.size > len(buffer):
-        raise UsageError(f"a block of {location.size} bytes does not fit a buffer of {len(buffer)}")
     with _opened(folder, location) as descriptor:
-        filled = os.preadv(descriptor, [buffer[: location.size]], location.offset)
-        while filled < location.size:
-            count = os.preadv(descriptor, [buffer[filled : location.size]], location.offset + filled)
-            if count == 0:
-                break
-            filled += count
-        return buffer[:filled]
+        return _read_at(descriptor, location, buffer)
 
 
 def damaged(cid: Cid) -> IntegrityError:
@@ -88,6 +81,7 @@ class StoredBlocks:
 
     def __init__(self, folder: Path) -> None:
         self.folder = os.fspath(folder)
+        self.verified = VerifiedLately()
         self._index: dict[bytes, Location] = {}
         with os_errors(f"read the packs in {folder}"):
             self._load()
@@ -117,16 +111,19 @@ class StoredBlocks:
         return data
 
     def read_into(self, cid: Cid, buffer: bytearray | memoryview) -> int:
-        """Read a block into the front of ``buffer``, verify it there, and return its size in bytes.
+        """Read a block into the front of ``buffer`` for somebody who verifies it, and return its size in bytes.
 
-        What is in ``buffer`` after an error is not to be used. Raises what :meth:`read` raises, and UsageError where the
-        buffer is too short.
+        It is verified here too, unless it was lately (``verified``). What is in ``buffer`` after an error is not to be used.
+        Raises what :meth:`read` raises, and UsageError where the buffer is too short.
         """
         location = self._find(cid)
-        with self._gone_means_missing(cid, location):
-            data = read_located(self.folder, location, memoryview(buffer).cast("B"))
-        if not cid.matches(data):
-            raise self._damage(cid, location)
+        with self._gone_means_missing(cid, location), _opened(self.folder, location) as descriptor:
+            stamp = Stamp.of(descriptor)
+            data = _read_at(descriptor, location, memoryview(buffer).cast("B"))
+        if not self.verified.has(location.file, stamp, cid.binary):
+            if not cid.matches(data):
+                raise self._damage(cid, location)
+            self.verified.add(location.file, stamp, [cid.binary])
         return location.size
 
     def _load(self) -> None:
@@ -222,10 +219,12 @@ class BlockPacks(StoredBlocks):
             return self._open_pack().make_ready(self._max_pack_bytes)
 
     def install(self, path: str, contents: Contents) -> None:
-        """Move a pack of verified, durable blocks from the same file system to its place, durably. Raises OSError."""
+        """Move a pack of blocks that were just verified in it, and synced, to its place, durably. Raises OSError."""
         with self._lock:
             name = self._new_name()
-            os.rename(path, f"{self.folder}/{name}")
+            place = f"{self.folder}/{name}"
+            os.rename(path, place)
+            self.verified.add(name, Stamp.of(place), (record.cid for record in contents.records))
             self._add(name, contents.records)
         sync_paths([self.folder])
 
@@ -331,6 +330,19 @@ def _opened(folder: Path | str, location: Location) -> Iterator[int]:
             yield descriptor
         finally:
             os.close(descriptor)
+
+
+def _read_at(descriptor: int, location: Location, buffer: memoryview) -> memoryview:
+    """As :func:`read_located`, from the open pack. Raises UsageError, OSError."""
+    if location.size > len(buffer):
+        raise UsageError(f"a block of {location.size} bytes does not fit a buffer of {len(buffer)}")
+    filled = os.preadv(descriptor, [buffer[: location.size]], location.offset)
+    while filled < location.size:
+        count = os.preadv(descriptor, [buffer[filled : location.size]], location.offset + filled)
+        if count == 0:
+            break
+        filled += count
+    return buffer[:filled]
 
 
 def _not_here(cid: Cid) -> NotFoundError:

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import ssl
+import sys
 from pathlib import Path
 from unittest import mock
 
@@ -19,9 +20,8 @@ from p2pkv.limits import MAX_CODED_BLOCK_BYTES, MAX_STREAMS_PER_PEER
 from p2pkv.ports import BulkOffer, BulkSender
 from p2pkv.units import KIB, MIB
 from p2pkv_node import bulk_send
-from p2pkv_node.bulk import BulkSettings, TlsBulkLane
+from p2pkv_node.bulk import BulkSettings, TlsBulkLane, listen
 from p2pkv_node.bulk_greeting import TOKEN_BYTES
-from p2pkv_node.bulk_process import client_context
 from p2pkv_node.bulk_receive import process_count
 from p2pkv_node.bulk_tls import make_identity
 from p2pkv_node.bulk_wire import MAGIC
@@ -312,8 +312,20 @@ def test_every_identity_is_new_and_leaves_no_file(tmp_path: Path, monkeypatch: p
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the option is Linux's")
+def test_only_lanes_within_the_machine_give_up_the_congestion_control_that_it_is_set_to() -> None:
+    with socket.socket() as any_other, listen("::", 0) as wide, listen("127.0.0.1", 0) as within:
+        usual, of_wide, of_within = (
+            listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
+            for listener in (any_other, wide, within)
+        )
+    assert (of_wide, of_within) == (usual, b"reno")
+
+
 async def test_no_session_is_ever_resumed(lane: TlsBulkLane) -> None:
-    context, port = client_context(), lane.port
+    context, port = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), lane.port
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
 
     def handshake(session: ssl.SSLSession | None, *words: bytes) -> tuple[ssl.SSLSession | None, bool | None]:
         with context.wrap_socket(socket.create_connection((HOST, port)), session=session) as connection:
