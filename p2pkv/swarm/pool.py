@@ -85,9 +85,11 @@ class ProviderPool:
         known = [peer for peer in reversed(self._context.sources) if peer in connected]
         now = trio.current_time()
         welcome = (peer for peer in dict.fromkeys((*known, *connected)) if not self._context.bans.banned(peer, now))
+        stagger = _DIAL_STAGGER_S  # between the first, who is the likeliest to have it, and all others
         for peer in itertools.islice(welcome, _MAX_GREETED):
-            if self.meet(PeerAddress(peer), stagger=0.0):
+            if self.meet(PeerAddress(peer), stagger=stagger):
                 self._greeted.add(peer)
+                stagger = 0.0
 
     def search(self, keys: Sequence[bytes], *, hopeful: int, enough: int = MAX_PEERS_PER_FETCH) -> None:
         """Look up ``keys``, the longest boundary first, and meet every provider as it is found, until there are ``enough``.
