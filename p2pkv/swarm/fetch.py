@@ -41,6 +41,9 @@ from p2pkv.trust.policy import judge
 # Nodes come before all blocks, since they tell which blocks there are.
 _FIRST_NODE = -MAX_SEGMENTS - 1
 _MANIFEST = _FIRST_NODE - 1
+# Reading a node takes milliseconds of this process. Those behind the first wait so long for the first block: on a LAN it is
+# here by then, a few milliseconds sooner for it, and elsewhere there is enough to ask for.
+_HEAD_START_S = 0.02
 
 
 class Fetch:
@@ -61,6 +64,8 @@ class Fetch:
         self._arrivals = Arrivals(context)
         self._download = download(context.rng)
         self._changed = trio.Event()
+        self._first_block = trio.Event()
+        self._head_start = inf  # until when it has the processor to itself
         self._armed = -inf  # until when the loop sleeps
         self._opening: Cid | None = None  # the manifest being fetched or verified
         self._assembly: Assembly | None = None
@@ -179,6 +184,7 @@ class Fetch:
             self._changed.set()
             return
         first = self._teller.mark("first_block_s")
+        self._first_block.set()
         for index in self._assembly.add_block(cid):
             self._emit(SegmentReady(index, self._assembly.blocks(index)))
             self._changed.set()
@@ -318,6 +324,9 @@ class Fetch:
                 self._refuse(self._assembly.artifact.cid, error)
                 return False
             await self._want_blocks(refs)  # node by node, so that blocks travel while the next node is read
+            self._head_start = min(self._head_start, trio.current_time() + _HEAD_START_S)
+            with trio.move_on_at(self._head_start):
+                await self._first_block.wait()
         return True
 
     async def _want_blocks(self, refs: Sequence[tuple[int, BlockRef]]) -> None:
