@@ -19,8 +19,11 @@ from p2pkv.swarm.provider import BlockEvents, Provider
 
 # So many of the peers that are connected anyway are asked before anybody is looked up, each at the cost of a stream.
 _MAX_GREETED = 4
-# Their answers are here by then on a LAN; a look-up that is needed nevertheless begins this much later.
-_GREETING_S = 0.02
+# The others are asked when the first has nothing, or so much later: they could only slow its first block down, which on a LAN
+# is here by then.
+_HEAD_START_S = 0.025
+# Answers are here by then on a LAN; a look-up that is needed nevertheless begins this much later.
+_GREETING_S = 0.03
 # One that does not answer by then is let go: nobody said that it has anything, and a miss does not wait for it.
 _GREETED_PATIENCE_S = 0.5
 # A look-up answers within some 20 ms on a LAN; a miss is told this much later.
@@ -63,6 +66,7 @@ class ProviderPool:
         self._answered: dict[Provider, trio.Event] = {}  # by all that run and were not let go
         self._settled = trio.Event()
         self._left_out: list[bytes] = []
+        self._first_has_nothing = trio.Event()  # of those greeted
         self._greeted: set[PeerId] = set()  # of those met, who were only greeted and have shown nothing yet
         self._named: dict[PeerId, PeerAddress] = {}  # of those greeted, who were found meanwhile
         self.providers: dict[PeerId, Provider] = {}
@@ -85,11 +89,22 @@ class ProviderPool:
         known = [peer for peer in reversed(self._context.sources) if peer in connected]
         now = trio.current_time()
         welcome = (peer for peer in dict.fromkeys((*known, *connected)) if not self._context.bans.banned(peer, now))
-        stagger = _DIAL_STAGGER_S  # between the first, who is the likeliest to have it, and all others
-        for peer in itertools.islice(welcome, _MAX_GREETED):
-            if self.meet(PeerAddress(peer), stagger=stagger):
+        peers = list(itertools.islice(welcome, _MAX_GREETED))
+        self._greet(peers[:1])
+        if peers[1:]:
+            self._under_way += 1
+            self._nursery.start_soon(self._greet_later, peers[1:])
+
+    def _greet(self, peers: Sequence[PeerId]) -> None:
+        for peer in peers:
+            if self.meet(PeerAddress(peer), stagger=0.0):
                 self._greeted.add(peer)
-                stagger = 0.0
+
+    async def _greet_later(self, peers: Sequence[PeerId]) -> None:
+        with trio.move_on_after(_HEAD_START_S):
+            await self._first_has_nothing.wait()
+        self._greet(peers)
+        self._finish_one()
 
     def search(self, keys: Sequence[bytes], *, hopeful: int, enough: int = MAX_PEERS_PER_FETCH) -> None:
         """Look up ``keys``, the longest boundary first, and meet every provider as it is found, until there are ``enough``.
@@ -222,6 +237,7 @@ class ProviderPool:
 
     def _forget(self, peer: PeerId) -> None:
         """Nothing is lost of one that was only greeted: whoever finds it meets it anew."""
+        self._first_has_nothing.set()
         self._greeted.discard(peer)
         self._met.discard(peer)
         if peer in self._named:

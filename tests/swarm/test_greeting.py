@@ -66,10 +66,12 @@ class WatchedNetwork:
         self.peer_id = network.peer_id
         self.connected_peers = connected
         self.opened: list[PeerId] = []
+        self.opened_at: dict[PeerId, float] = {}
         self.closing: Callable[[Channel], Channel] = lambda channel: channel
 
     async def open_channel(self, peer: PeerAddress) -> Channel:
         self.opened.append(peer.peer_id)
+        self.opened_at.setdefault(peer.peer_id, trio.current_time())
         return self.closing(await self._network.open_channel(peer))
 
     def set_channel_handler(self, handler: Callable[[Channel], Awaitable[None]]) -> None:
@@ -149,7 +151,7 @@ async def test_what_a_connected_peer_has_is_not_looked_up(autojump_clock: MockCl
     assert not set(place.routing.looked_up) & set(target.lookup_keys)
 
 
-@pytest.mark.parametrize(("connected", "expected"), [((), 0.0), (("stranger",), 0.02)])
+@pytest.mark.parametrize(("connected", "expected"), [((), 0.0), (("stranger",), 0.03)])
 async def test_look_ups_begin_a_little_later_where_somebody_was_greeted(
     autojump_clock: MockClock, place: Place, connected: Sequence[PeerId], expected: float
 ) -> None:
@@ -170,6 +172,20 @@ async def test_four_are_greeted_and_rather_those_that_blocks_came_from_lately(au
         consumer.context.note_source(source)
     await place.fetch(consumer)
     assert sorted(place.network.opened) == ["p0", "p1", "p2", "p4"]
+
+
+async def test_the_first_has_a_head_start(autojump_clock: MockClock, place: Place) -> None:
+    names = [place.holder(name, link=SLOW).context.network.peer_id for name in ("p1", "p2", "p3")]
+    report = await place.fetch(place.consumer(*names))
+    assert list(place.network.opened_at.values()) == pytest.approx([0.0, 0.025, 0.025])
+    assert len(report.bytes_by_peer) == 3
+
+
+async def test_the_others_are_greeted_as_soon_as_the_first_has_nothing(autojump_clock: MockClock, place: Place) -> None:
+    place.town.node("stranger", link=Link(latency_s=0.001))
+    place.holder("a", link=Link(latency_s=0.001))
+    await place.fetch(place.consumer("stranger", "a"))
+    assert 0 < place.network.opened_at["a"] < 0.025
 
 
 async def test_whoever_sent_blocks_is_remembered(autojump_clock: MockClock, place: Place) -> None:
