@@ -75,6 +75,7 @@ class _TlsReader(SSL.Connection):
 
     def read_into(self, memory: memoryview) -> int:
         """Decrypt what is here, one record at most, to the front of ``memory``; return its bytes. Raises SSL.Error."""
+        # What `recv_into` does with a buffer of its own, by the same names.
         count: int = _OPENSSL.lib.SSL_read(self._ssl, _OPENSSL.ffi.from_buffer(memory), len(memory))
         if count <= 0:
             self._raise_ssl_error(self._ssl, count)
