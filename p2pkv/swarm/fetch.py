@@ -24,7 +24,7 @@ from p2pkv.formats.cid import Cid
 from p2pkv.formats.envelope import Envelope
 from p2pkv.formats.manifest import Manifest
 from p2pkv.formats.segment import BlockRef
-from p2pkv.limits import MAX_SEGMENTS, RARITY_DEADLINES
+from p2pkv.limits import RARITY_DEADLINES
 from p2pkv.ports import PeerAddress, PeerId
 from p2pkv.routing.candidates import Candidates
 from p2pkv.swarm.company import ENOUGH_PROVIDERS, seek_company
@@ -34,15 +34,12 @@ from p2pkv.swarm.local import Arrivals, commit, intact
 from p2pkv.swarm.pool import ProviderPool
 from p2pkv.swarm.provider import Provider
 from p2pkv.swarm.report import FetchEvent, FetchReport, FetchState, Matched, Refusal, SegmentReady
-from p2pkv.swarm.target import ManifestTarget, PromptTarget, Target
+from p2pkv.swarm.target import MANIFEST_DEADLINE, NODE_DEADLINE, ManifestTarget, PromptTarget, Target
 from p2pkv.swarm.teller import Teller
 from p2pkv.trust.policy import judge
 
-# Nodes come before all blocks, since they tell which blocks there are.
-_FIRST_NODE = -MAX_SEGMENTS - 1
-_MANIFEST = _FIRST_NODE - 1
-# Reading a node takes milliseconds of this process. Those behind the first wait so long for the first block: on a LAN it is
-# here by then, a few milliseconds sooner for it, and elsewhere there is enough to ask for.
+# Reading a node takes milliseconds of this process. Those behind the first wait so long for the first block, which comes sooner
+# for it on a LAN; elsewhere there is enough to ask for.
 _HEAD_START_S = 0.02
 
 
@@ -235,7 +232,7 @@ class Fetch:
             return
         self._teller.show(FetchState.OPENING, str(cid))
         self._search(self._target.lookup_keys)
-        self._want([Want(cid, None, _MANIFEST)])
+        self._want([Want(cid, None, MANIFEST_DEADLINE)])
 
     async def _open_arrived(self) -> None:
         """Verify and judge a manifest that has arrived; one that is refused gives way to the next candidate."""
@@ -249,7 +246,7 @@ class Fetch:
         try:
             envelope = await self._arrivals.read(cid)
             if envelope is None:
-                self._want([Want(cid, None, _MANIFEST)])
+                self._want([Want(cid, None, MANIFEST_DEADLINE)])
                 return
             manifest = Envelope.decode(envelope).open()
             judge(manifest, self._context.trusted(), self._context.wall_clock())
@@ -270,7 +267,7 @@ class Fetch:
             return None
         block = await self._arrivals.read(cid) if await intact(self._context, [cid]) else None
         if block is None:
-            self._want([Want(cid, 4 * manifest.tokens.count, _MANIFEST)])
+            self._want([Want(cid, 4 * manifest.tokens.count, MANIFEST_DEADLINE)])
         return block
 
     def _accept(self, artifact: Artifact) -> None:
@@ -307,7 +304,7 @@ class Fetch:
         self._arrived_nodes += (cid for cid in nodes if cid in here)
         self._changed.set()
         # In an order of chance: consumers who start together begin with the blocks of different segments.
-        turns = ((cid, _FIRST_NODE + i // RARITY_DEADLINES) for i, cid in enumerate(nodes))
+        turns = ((cid, NODE_DEADLINE + i // RARITY_DEADLINES) for i, cid in enumerate(nodes))
         self._want([Want(cid, None, turn) for cid, turn in turns if cid not in here])
 
     async def _open_nodes(self) -> bool:
@@ -317,7 +314,7 @@ class Fetch:
             try:
                 node = await self._arrivals.read(cid)
                 if node is None:
-                    self._want([Want(cid, None, _FIRST_NODE)])
+                    self._want([Want(cid, None, NODE_DEADLINE)])
                     continue
                 refs = self._assembly.add_node(cid, node)
             except P2pkvError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from p2pkv import keys
 from p2pkv.artifact.assembly import Assembly
@@ -14,7 +14,12 @@ from p2pkv.errors import NotFoundError
 from p2pkv.formats.cid import Cid
 from p2pkv.formats.manifest import Manifest
 from p2pkv.formats.tensors import Dtype
+from p2pkv.limits import MAX_SEGMENTS
 from p2pkv.routing.boundaries import lookup_keys, query_keys
+
+# When nodes are needed: before all blocks, since they tell which blocks there are, and the manifest before them.
+NODE_DEADLINE: Final = -MAX_SEGMENTS - 1
+MANIFEST_DEADLINE: Final = NODE_DEADLINE - 1
 
 
 @dataclass(frozen=True)
