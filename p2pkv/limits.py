@@ -33,6 +33,8 @@ MAX_NODE_BYTES: Final = MIB
 MAX_NODE_DEPTH: Final = 16
 # Items of one node: 1,024 layers of a block with six fields each, and room.
 MAX_NODE_ITEMS: Final = 65_536
+# A header with the one root of an artifact has 58 bytes, and a root more takes 41: 4 KiB is more than anybody writes.
+MAX_CAR_HEADER_BYTES: Final = 4 * KIB
 # Names, licences and producer notes are for people; nobody reads more.
 MAX_TEXT_BYTES: Final = 64 * KIB
 # Manifests that disagree with our clock by less than this are not refused for it.

@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from p2pkv import __version__
-from p2pkv.cli import fetch, generate, inspect, keygen, publish, status, trust, verify
+from p2pkv.cli import export, fetch, generate, import_car, inspect, keygen, publish, status, trust, verify
 from p2pkv.cli.interrupts import handle_interrupts
 from p2pkv.cli.options import show_help
 from p2pkv.cli.output import Output
@@ -53,9 +53,10 @@ def p2pkv(
     Trust who shares:    p2pkv trust add did:key:z6Mk...
     Ask about the text:  p2pkv generate ./model --prompt-file book.txt --question "Who is Ishmael?"
     Mirror an artifact:  p2pkv fetch bafyr4i...
+    Carry it by hand:    p2pkv export bafyr4i... book.car; p2pkv import book.car
 
-    Keygen, inspect, verify and trust work alone; the others talk to the p2pkv-node that keeps the same home. Every command
-    takes --home and --json, and teaches with --help.
+    Keygen, inspect, verify, export and trust work alone; the others talk to the p2pkv-node that keeps the same home. Every
+    command takes --home and --json, and teaches with --help.
 
     \b
     Exit status: 0 done, 2 a wrong argument, key or model, 3 wrong bytes from a peer or publisher, 4 this machine, its
@@ -71,6 +72,8 @@ app.command("verify")(verify.verify)
 app.add_typer(trust.app, name="trust")
 app.command("fetch")(fetch.fetch)
 app.command("generate")(generate.generate)
+app.command("export")(export.export)
+app.command("import")(import_car.import_car)
 app.command("status")(status.status)
 
 

@@ -135,6 +135,15 @@ class Rate:
         return (total - before) / (now - start) if now > start else 0.0
 
 
+def show_bytes(show: Show, text: str) -> Callable[[int, int], None]:
+    """Return what shows ``text`` and how many bytes are done, of how many."""
+
+    def hear(done: int, total: int) -> None:
+        show(Moment(text, done, total, f"{format_bytes(done)} of {format_bytes(total)}"))
+
+    return hear
+
+
 class FetchView:
     """Turns the daemon's events of one fetch into moments; an ``on_event`` of the client."""
 

@@ -22,6 +22,7 @@ from p2pkv.client.report import Prefill
 from p2pkv.client.sync import Client, Listener, ignore
 from p2pkv.errors import P2pkvError
 from p2pkv.formats.cid import Cid
+from p2pkv.store.car_file import CarArtifact, Progress, ignore as ignore_progress
 from p2pkv.store.home import default_home
 
 if TYPE_CHECKING:
@@ -125,6 +126,15 @@ class AsyncClient:
                 if event["event"] == "report":
                     report = event
         return report
+
+    async def import_car(self, file: Path, *, on_progress: Progress = ignore_progress) -> CarArtifact:
+        """Take over the artifact of a CAR file; see :meth:`Client.import_car`. A worker thread calls ``on_progress``."""
+
+        def work() -> CarArtifact:
+            with Client(self.home) as client:
+                return client.import_car(file, on_progress=on_progress)
+
+        return await anyio.to_thread.run_sync(work)
 
     async def artifacts(self) -> list[dict[str, Any]]:
         """Return what the daemon stores, the newest first."""

@@ -22,8 +22,12 @@ from p2pkv.client.report import Prefill
 from p2pkv.errors import P2pkvError
 from p2pkv.formats.cid import Cid
 from p2pkv.formats.did import encode_did
-from p2pkv.store.home import default_home
+from p2pkv.store.blocks import StoredBlocks
+from p2pkv.store.car_file import CarArtifact, Progress, ignore as ignore_progress, stage_car
+from p2pkv.store.home import HomeLayout, default_home
 from p2pkv.store.staging import open_staging
+from p2pkv.store.trust_file import TrustFile
+from p2pkv.trust.policy import judge
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -136,6 +140,27 @@ class Client:
             if event["event"] == "report":
                 report = event
         return report
+
+    def import_car(self, file: Path, *, on_progress: Progress = ignore_progress) -> CarArtifact:
+        """Let the daemon take over, serve and announce the artifact of a CAR file, and return what it is.
+
+        ``on_progress(done, total)`` is called with bytes of the file. What the home has already is not written again.
+        Nothing is taken over unless all is verified. Raises UntrustedPublisherError, ExpiredError and what
+        :func:`p2pkv.store.car_file.stage_car` raises.
+        """
+        calls.socket_of(self.home)  # before minutes of reading
+        layout = HomeLayout(self.home)
+        trusted = {publisher.did for publisher in TrustFile(layout.trust).list()}
+        with open_staging(self.home) as staging:
+            imported = stage_car(
+                file,
+                StoredBlocks(layout.blocks),
+                staging,
+                judge=lambda manifest: judge(manifest, trusted, time.time()),
+                on_progress=on_progress,
+            )
+            self._call(calls.publish(staging.name, imported.artifact.cid, imported.cids))
+        return imported
 
     def artifacts(self) -> list[dict[str, Any]]:
         """Return what the daemon stores, the newest first."""

@@ -38,8 +38,8 @@ from p2pkv.swarm.target import MANIFEST_DEADLINE, NODE_DEADLINE, ManifestTarget,
 from p2pkv.swarm.teller import Teller
 from p2pkv.trust.policy import judge
 
-# Reading a node takes milliseconds of this process. Those behind the first wait so long for the first block, which comes sooner
-# for it on a LAN; elsewhere there is enough to ask for.
+# Reading a node takes milliseconds of this process. Those behind the first wait so long for the first block, which on a LAN
+# comes sooner for it; elsewhere there is enough to ask for.
 _HEAD_START_S = 0.02
 
 

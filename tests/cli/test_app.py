@@ -17,7 +17,10 @@ from p2pkv.units import plural
 from tests.cli.conftest import Cli
 from tests.cli.daemon import FakeDaemon
 
-COMMANDS = ["keygen", "publish", "inspect", "verify", "fetch", "generate", "status", "trust add", "trust list", "trust remove"]
+COMMANDS = [
+    *("keygen", "publish", "inspect", "verify", "fetch", "generate", "export", "import", "status"),
+    *("trust add", "trust list", "trust remove"),
+]
 
 
 def test_help_names_every_command_and_the_exit_statuses(cli: Cli) -> None:

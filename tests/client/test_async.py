@@ -13,9 +13,12 @@ from nacl.signing import SigningKey
 from transformers import LlamaForCausalLM
 
 from p2pkv import AsyncClient
-from p2pkv.errors import DaemonUnreachableError, NotFoundError, UsageError
+from p2pkv.errors import DaemonUnreachableError, NotFoundError, UntrustedPublisherError, UsageError
 from p2pkv.formats.cid import Cid
 from p2pkv.formats.did import encode_did
+from p2pkv.store.blocks import StoredBlocks
+from p2pkv.store.car_file import write_car
+from p2pkv.store.home import HomeLayout
 from p2pkv_node import embedded_node
 from tests.client.conftest import REPORT, SHARED, ScriptedDaemon, Sealed, matched, segments
 from tests.support.llama import cache_bytes
@@ -64,7 +67,13 @@ def test_every_call_against_a_real_node(
                 await client.fetch(published.manifest, segments=4)
             with pytest.raises(NotFoundError):
                 await client.fetch(Cid.of_node(b"nobody"), patience_s=10)
+            blocks = StoredBlocks(HomeLayout(client.home).blocks)
+            write_car(published.manifest, blocks.read(published.manifest), blocks, tmp_path / "artifact.car")
+            imported = await client.import_car(tmp_path / "artifact.car")
+            assert (imported.artifact.cid, imported.staged_bytes) == (published.manifest, 0)
             assert await client.trust_remove(did)
+            with pytest.raises(UntrustedPublisherError):
+                await client.import_car(tmp_path / "artifact.car")
             await client.shutdown()
 
     with embedded_node(tmp_path / "home"):

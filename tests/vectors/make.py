@@ -280,6 +280,34 @@ def envelope_file() -> dict[str, Any]:
     }
 
 
+def section(comment: str, codec: int, data: bytes) -> list[Piece]:
+    """Return one section of a CAR: its length as unsigned LEB128 (up to 16,383 here), CID and block."""
+    length = 36 + len(data)
+    varint = bytes((length,)) if length < 128 else bytes((length & 127 | 128, length >> 7))
+    name = "raw" if codec == 0x55 else "dag-cbor"
+    return [
+        (varint, f"length of the section: {length}"),
+        (cid(codec, data), f"CID, {name}"),
+        (data, comment),
+    ]
+
+
+def car_file() -> dict[str, Any]:
+    segment, envelope = joined(SEGMENT_PIECES), joined(ENVELOPE_PIECES)
+    header = node(
+        {"roots": [Link(cid(0x71, envelope))], "version": 1}, {"roots": "one for each root", "roots[]": "of the envelope"}
+    )
+    pieces: list[Piece] = [(bytes((len(joined(header)),)), f"length of the header: {len(joined(header))}"), *header]
+    pieces += section("the envelope of envelope.json", 0x71, envelope)
+    pieces += section("the segment node of segment.json", 0x71, segment)
+    for index, block in enumerate(BLOCKS):
+        pieces += section(f"the block of layer {index} of blocks.json", 0x55, joined(block))
+    return {
+        "about": "An artifact as CAR v1. `root` is the manifest CID.",
+        "vectors": [vector("tiny", "the artifact of envelope.json", pieces, root=cid_text(cid(0x71, envelope)))],
+    }
+
+
 def did_file() -> dict[str, Any]:
     vectors = []
     for name, seed in (("sample", SEED), ("RFC 8032", RFC_8032_SEED)):
@@ -342,6 +370,7 @@ FILES: dict[str, Callable[[], dict[str, Any]]] = {
     "segment.json": segment_file,
     "manifest.json": manifest_file,
     "envelope.json": envelope_file,
+    "car.json": car_file,
     "did-key.json": did_file,
     "exchange.json": exchange_file,
 }
