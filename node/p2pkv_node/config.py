@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from p2pkv.errors import UsageError
 from p2pkv.store.home import default_home
-from p2pkv.units import parse_bytes
+from p2pkv_node.setting_values import KINDS
 
 # A node that shares has to be reachable, so the default listens on all interfaces; `--listen` narrows it.
 DEFAULT_LISTEN = ("/ip4/0.0.0.0/tcp/4101",)
-_TRUE, _FALSE = frozenset({"1", "true", "yes", "on"}), frozenset({"0", "false", "no", "off"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +41,48 @@ class NodeConfig:
     log_level: str = "info"
 
 
-_NAMES = frozenset(field.name for field in fields(NodeConfig)) - {"home"}
-_LISTS = frozenset({"listen", "announce", "bootstrap"})
-_FLAGS = frozenset({"bulk", "mirror"})
-_SIZES = frozenset({"upload_limit", "upload_limit_per_peer"})
+class Source(StrEnum):
+    """Where a setting comes from, the weakest first."""
+
+    DEFAULT = "default"
+    FILE = "file"
+    ENVIRONMENT = "environment"
+    FLAG = "flag"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting as it holds. ``place`` is the path, the variable or the flag that says so; empty for a default."""
+
+    name: str
+    value: Any
+    source: Source
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class SettingFault:
+    """What is wrong at one place. ``name`` is empty where the place cannot be read at all."""
+
+    name: str
+    source: Source
+    place: str
+    error: UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """What all sources say together: each setting in the order of NodeConfig, every fault, and the file that was read."""
+
+    settings: tuple[Setting, ...]
+    faults: tuple[SettingFault, ...]
+    file: Path | None
+
+    def config(self) -> NodeConfig:
+        """Return what the daemon runs with. Raises the UsageError of the first fault."""
+        if self.faults:
+            raise self.faults[0].error
+        return NodeConfig(**{setting.name: setting.value for setting in self.settings})
 
 
 def load_config(
@@ -51,58 +90,108 @@ def load_config(
 ) -> NodeConfig:
     """Return the configuration. ``flags`` holds only what was given on the command line.
 
-    ``file`` defaults to ``config.toml`` in the home, which need not exist. Environment variables are the names in capitals
-    behind ``P2PKV_``, lists separated by commas. Raises UsageError that names the setting and where it came from.
+    ``file`` defaults to ``$P2PKV_CONFIG``, which has to exist, else to ``config.toml`` in the home, which need not.
+    Environment variables are the names in capitals behind ``P2PKV_``, lists separated by commas. Raises UsageError that names
+    the setting and where it came from.
     """
-    home = Path(flags.get("home") or default_home()).expanduser().absolute()
-    config = NodeConfig(home)
-    for source, settings in (
-        (str(file or home / "config.toml"), _read_file(file, home)),
-        ("the environment", _read_environment(environment)),
-        ("the command line", {name: value for name, value in flags.items() if name != "home"}),
+    return read_configuration(flags, file=file, environment=environment).config()
+
+
+def read_configuration(
+    flags: Mapping[str, Any], *, file: Path | None = None, environment: Mapping[str, str] = os.environ
+) -> Configuration:
+    """Return all settings and all faults; reads at most one file, changes nothing. Parameters as for :func:`load_config`."""
+    faults: list[SettingFault] = []
+    home = _read_home(flags, environment, faults)
+    found = {
+        field.name: Setting(field.name, field.default, Source.DEFAULT, "")
+        for field in fields(NodeConfig)
+        if field.default is not MISSING
+    }
+    path, table = _read_file(file, environment, home.value, faults)
+    for source, place, name, value in (
+        *((Source.FILE, str(path), name, value) for name, value in table.items()),
+        *_of_environment(environment),
+        *((Source.FLAG, _flag(name, value), name, value) for name, value in flags.items() if name != "home"),
     ):
-        config = replace(config, **{name: _checked(name, value, source) for name, value in settings.items()})
-    return config
+        try:
+            found[name] = Setting(name, _checked(name, value, source, place), source, place)
+        except UsageError as error:
+            faults.append(SettingFault(name, source, place, error))
+    return Configuration((home, *found.values()), tuple(faults), path)
 
 
-def _read_file(file: Path | None, home: Path) -> dict[str, Any]:
-    path = file or home / "config.toml"
+def _read_home(flags: Mapping[str, Any], environment: Mapping[str, str], faults: list[SettingFault]) -> Setting:
+    text, source, place = default_home(), Source.DEFAULT, ""
+    if flags.get("home"):
+        text, source, place = flags["home"], Source.FLAG, "--home"
+    elif environment.get("P2PKV_HOME"):
+        text, source, place = Path(environment["P2PKV_HOME"]), Source.ENVIRONMENT, "P2PKV_HOME"
+    home = _expanded(Path(text), "home", source, place, faults)
+    return Setting("home", home, source, place)
+
+
+def _read_file(
+    file: Path | None, environment: Mapping[str, str], home: Path, faults: list[SettingFault]
+) -> tuple[Path | None, dict[str, Any]]:
+    """Return the file that was read, ``None`` where there is none, and what it sets."""
+    place = "--config"
+    if file is None and environment.get("P2PKV_CONFIG"):
+        file, place = Path(environment["P2PKV_CONFIG"]), "P2PKV_CONFIG"
+    source = Source.FLAG if place == "--config" else Source.ENVIRONMENT
+    path = home / "config.toml" if file is None else _expanded(file, "config", source, place, faults)
     try:
         with path.open("rb") as stream:
-            return tomllib.load(stream)
+            return path, tomllib.load(stream)
     except FileNotFoundError:
         if file is not None:
-            raise UsageError(f"there is no configuration file {file}", advice="Check --config.") from None
-        return {}
-    except (OSError, ValueError) as error:  # not TOML, or not UTF-8
-        raise UsageError(f"cannot read {path}: {error}", advice="Mend the file, or move it away.") from None
+            error = UsageError(f"there is no configuration file {path}", advice=f"Check {place}.")
+            faults.append(SettingFault("", source, place, error))
+        return None, {}
+    except (OSError, ValueError, RecursionError) as caught:  # not TOML, not UTF-8, or nested without end
+        error = UsageError(f"cannot read {path}: {caught}", advice="Mend the file, or move it away.")
+        faults.append(SettingFault("", Source.FILE, str(path), error))
+        return None, {}
 
 
-def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name in _NAMES:
-        text = environment.get(f"P2PKV_{name.upper()}")
+def _expanded(path: Path, name: str, source: Source, place: str, faults: list[SettingFault]) -> Path:
+    """Return ``path`` absolute, with its tilde replaced."""
+    try:
+        return path.expanduser().absolute()
+    except RuntimeError as caught:
+        error = UsageError(f"{place or 'the default home'} cannot be {str(path)!r}: {caught}", advice="Give a whole path.")
+        faults.append(SettingFault(name, source, place, error))
+        return path.absolute()
+
+
+def _of_environment(environment: Mapping[str, str]) -> Iterator[tuple[Source, str, str, Any]]:
+    for name, kind in KINDS.items():
+        place = f"P2PKV_{name.upper()}"
+        text = environment.get(place)
         if text is not None:
-            found[name] = [part for part in text.split(",") if part] if name in _LISTS else text
-    return found
+            value = [part for part in text.split(",") if part] if kind.is_list else text
+            yield Source.ENVIRONMENT, place, name, value
 
 
-def _checked(name: str, value: Any, source: str) -> Any:
-    """Return ``value`` in the type of the setting."""
-    advice = f"Settings: {', '.join(sorted(_NAMES))}."
-    if name not in _NAMES:
-        raise UsageError(f"{source} has the unknown setting {name!r}", advice=advice)
-    if name in _LISTS and isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
-        return tuple(value)
-    if name in _FLAGS:
-        if isinstance(value, bool):
-            return value
-        if str(value).lower() in _TRUE | _FALSE:
-            return str(value).lower() in _TRUE
-    if name == "bulk_port" and str(value).isdecimal() and int(value) <= 65_535:
-        return int(value)
-    if name in _SIZES and (count := parse_bytes(str(value))) is not None:
-        return count
-    if name == "log_level" and str(value).lower() in ("debug", "info", "warning", "error"):
-        return str(value).lower()
-    raise UsageError(f"{source} sets {name} to {value!r}, which is not possible", advice=advice)
+def _flag(name: str, value: Any) -> str:
+    return f"--{'no-' if value is False else ''}{name.replace('_', '-')}"
+
+
+def _checked(name: str, value: Any, source: Source, place: str) -> Any:
+    """Return ``value`` in the type of the setting. Raises UsageError."""
+    where = {Source.ENVIRONMENT: f"the environment ({place})", Source.FLAG: f"the command line ({place})"}.get(source, place)
+    kind = KINDS.get(name)
+    if kind is None:
+        near = difflib.get_close_matches(name, KINDS, n=1)
+        guess = f"Did you mean {near[0]}? " if near else ""
+        if name == "home":
+            guess = "Set it with --home or P2PKV_HOME. "
+        raise UsageError(f"{where} has the unknown setting {name!r}", advice=f"{guess}Settings: {', '.join(sorted(KINDS))}.")
+    reason = ""
+    try:
+        parsed = kind.parse(value)
+    except UsageError as error:
+        parsed, reason = None, f": {error.message}"
+    if parsed is None:
+        raise UsageError(f"{where} sets {name} to {value!r}, which is not possible{reason}", advice=kind.advice)
+    return parsed

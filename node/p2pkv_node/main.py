@@ -14,17 +14,22 @@ import typer
 
 from p2pkv import __version__
 from p2pkv.errors import P2pkvError
+from p2pkv_node import config_command
 from p2pkv_node.config import NodeConfig, load_config
 from p2pkv_node.daemon import run_daemon, stop_on_signals
 from p2pkv_node.node import Node
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+# Without markup, which would take "[env: ...]" in the help for its own.
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
-@app.command()
+@app.callback(invoke_without_command=True)
 def node(
+    context: typer.Context,
     home: Annotated[Path | None, typer.Option(help="Folder of blocks, index and keys. [env: P2PKV_HOME]")] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file; default: config.toml in the home.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file; default: config.toml in the home. [env: P2PKV_CONFIG]")
+    ] = None,
     listen: Annotated[
         list[str] | None,
         typer.Option(help="Multiaddr to listen on, e.g. /ip4/0.0.0.0/tcp/4101; repeatable. [env: P2PKV_LISTEN]"),
@@ -37,7 +42,9 @@ def node(
         typer.Option(help="Full multiaddr of a node to join through; repeatable. [env: P2PKV_BOOTSTRAP]"),
     ] = None,
     bulk: Annotated[bool | None, typer.Option(help="Keep the fast TLS lane for blocks. [env: P2PKV_BULK]")] = None,
-    bulk_port: Annotated[int | None, typer.Option(help="Port of that lane; 0 takes a free one.")] = None,
+    bulk_port: Annotated[
+        int | None, typer.Option(help="Port of that lane; 0 takes a free one. [env: P2PKV_BULK_PORT]")
+    ] = None,
     mirror: Annotated[bool | None, typer.Option(help="Announce what was fetched. [env: P2PKV_MIRROR]")] = None,
     upload_limit: Annotated[
         str | None,
@@ -54,12 +61,17 @@ def node(
 
     When it is ready it prints its addresses; give one of them to other nodes as --bootstrap. Ctrl-C ends it within two
     seconds, a second Ctrl-C at once; whatever was being fetched resumes where it stopped.
+
+    With `config show` or `config check` behind the same options it shows or checks the settings instead.
     """
     if version:
         typer.echo(__version__)
-        return
-    flags = {name: value for name, value in locals().items() if name not in ("config", "as_json", "version")}
+        raise typer.Exit
+    flags = {name: value for name, value in locals().items() if name not in ("context", "config", "as_json", "version")}
     given: dict[str, Any] = {name: value for name, value in flags.items() if value not in (None, [])}
+    if context.invoked_subcommand is not None:
+        context.obj = config_command.CommandLine(given, config, as_json)
+        return
     try:
         settings = load_config(given, file=config)
         logging.basicConfig(
@@ -69,6 +81,9 @@ def node(
     except P2pkvError as error:
         typer.echo(json.dumps({"error": error.to_dict()}) if as_json else f"p2pkv-node: {error}", err=True)
         raise SystemExit(error.exit_status) from None
+
+
+app.add_typer(config_command.app, name="config")
 
 
 async def _run(settings: NodeConfig, as_json: bool) -> None:

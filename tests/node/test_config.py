@@ -10,6 +10,7 @@ import pytest
 from p2pkv.errors import UsageError
 from p2pkv.units import GIB, MIB
 from p2pkv_node.config import DEFAULT_LISTEN, NodeConfig, load_config
+from p2pkv_node.setting_values import KINDS
 
 A, B, C = "/ip4/127.0.0.1/tcp/1", "/ip4/127.0.0.1/tcp/2", "/ip4/127.0.0.1/tcp/3"
 
@@ -69,13 +70,17 @@ def test_a_named_file_is_read_instead_and_has_to_be_there(tmp_path: Path) -> Non
 def test_the_home_is_absolute_and_knows_the_tilde(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert load_config({"home": "~/here"}, environment={}).home == tmp_path / "here"
-    monkeypatch.setenv("P2PKV_HOME", str(tmp_path / "there"))
-    assert load_config({}, environment={}).home == tmp_path / "there"
+    assert load_config({}, environment={"P2PKV_HOME": "~/there"}).home == tmp_path / "there"
 
 
 BAD: list[tuple[str, Any, str]] = [
     ("listen", "not a list", '"not a list"'),
     ("listen", [1], "[1]"),
+    ("listen", ["nonsense"], '["nonsense"]'),
+    ("listen", ["/ip4/127.0.0.1/udp/1"], '["/ip4/127.0.0.1/udp/1"]'),
+    ("announce", ["/ip4/127.0.0.1/tcp/70000"], '["/ip4/127.0.0.1/tcp/70000"]'),
+    ("announce", ["/unix/a\x7f"], '["/unix/a\\u007f"]'),
+    ("bootstrap", [A], f'["{A}"]'),
     ("bootstrap", True, "true"),
     ("announce", {"a": "b"}, '{a = "b"}'),
     ("bulk", "perhaps", '"perhaps"'),
@@ -105,7 +110,7 @@ def test_a_bad_setting_in_the_file(tmp_path: Path, name: str, value: Any, toml: 
         load(tmp_path, text=f"{name} = {toml}\n")
     assert "config.toml" in caught.value.message
     assert name in caught.value.message
-    assert "bootstrap, bulk, bulk_port, listen" in caught.value.advice
+    assert (caught.value.advice == KINDS[name].advice) if name in KINDS else ("bootstrap, bulk" in caught.value.advice)
 
 
 @pytest.mark.parametrize(("name", "value", "toml"), [case for case in BAD if case[0] != "home"])
@@ -128,11 +133,18 @@ def test_a_bad_setting_in_the_environment(tmp_path: Path, variable: str, text: s
     assert repr(text) in caught.value.message
 
 
-@pytest.mark.parametrize("content", [b"listen = [", b"a = 1\na = 2", b"\xff\xfe", b"log_level = \x00"])
+@pytest.mark.parametrize(
+    "content", [b"listen = [", b"a = 1\na = 2", b"\xff\xfe", b"log_level = \x00", b"a = " + b"[" * 100_000], ids=range(5)
+)
 def test_a_file_that_is_not_toml(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "config.toml").write_bytes(content)
     with pytest.raises(UsageError, match=r"cannot read .*config\.toml"):
         load(tmp_path)
+
+
+def test_a_number_without_end_is_a_fault_and_not_a_crash(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="bulk_port"):
+        load(tmp_path, env={"P2PKV_BULK_PORT": "1" * 5000})
 
 
 def test_a_file_that_is_a_folder(tmp_path: Path) -> None:

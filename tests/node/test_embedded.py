@@ -70,7 +70,7 @@ def test_an_error_of_the_block_is_raised_as_it_is(tmp_path: Path) -> None:
 
 def test_it_may_be_shut_down_by_a_client_before_its_block_ends(tmp_path: Path) -> None:
     with embedded_node(tmp_path) as node, Client(node.home) as client:
-        client.shutdown()
         (thread,) = node_threads()
+        client.shutdown()
         thread.join(20)
         assert not thread.is_alive()
