@@ -50,7 +50,6 @@ _SLOT: Final = -1
 # What a few lanes use at a time.
 _TOUCHED_SLOTS: Final = BLOCKS_UNDER_WAY + 4
 
-
 _OPENSSL: Final = Binding()
 
 

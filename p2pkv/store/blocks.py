@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 from p2pkv.errors import IntegrityError, NotFoundError, UsageError
 from p2pkv.formats.cid import Cid
 from p2pkv.limits import MAX_CODED_BLOCK_BYTES, MAX_PACK_BYTES
-from p2pkv.ports import Buffer
+from p2pkv.ports import BlockReader, Buffer
 from p2pkv.store.files import os_errors, sync_paths
 from p2pkv.store.pack import Contents, PackWriter, Record, Write, bury, is_foreign, read_contents, seal
 from p2pkv.store.verified import Stamp, VerifiedLately
@@ -69,6 +69,15 @@ def damaged(cid: Cid) -> IntegrityError:
     return IntegrityError(
         f"block {cid} is damaged on this machine's disk", advice="It is fetched again; if this repeats, check the disk."
     )
+
+
+def is_intact(blocks: BlockReader, cid: Cid) -> bool:
+    """Return whether a block is here and has its hash. Raises StoreError."""
+    try:
+        blocks.read(cid)
+    except (NotFoundError, IntegrityError):
+        return False
+    return True
 
 
 def is_pack(name: str) -> bool:

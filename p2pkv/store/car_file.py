@@ -7,21 +7,19 @@ before anybody is asked to take it over.
 from __future__ import annotations
 
 import os
-import secrets
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from p2pkv.artifact.read import Artifact, open_manifest
-from p2pkv.errors import FetchIncompleteError, FormatError, IntegrityError, NotFoundError, UsageError
+from p2pkv.errors import FetchIncompleteError, FormatError, NotFoundError, UsageError
 from p2pkv.formats.car import CarDecoder, encode_header, encode_section, section_size
 from p2pkv.formats.cid import Cid, Codec
 from p2pkv.formats.envelope import Envelope
 from p2pkv.formats.manifest import Manifest
-from p2pkv.store.blocks import StoredBlocks
-from p2pkv.store.files import os_errors, sync_paths
+from p2pkv.store.blocks import StoredBlocks, is_intact
+from p2pkv.store.files import os_errors, replacement
 from p2pkv.store.staging import Staging
 from p2pkv.units import MIB
 
@@ -61,7 +59,7 @@ def write_car(cid: Cid, envelope: bytes, blocks: StoredBlocks, path: Path, on_pr
         raise UsageError(f"{path} is a folder", advice="Name a file to write, such as book.car.")
     total = len(encode_header([cid])) + section_size(len(envelope)) + sum(section_size(blocks.size(part)) for part in cids[1:])
     done = 0
-    with os_errors(f"write {path}"), _replacing(path) as file:
+    with os_errors(f"write {path}"), replacement(path) as file:
         done += file.write(encode_header([cid]))
         for part in cids:
             done += file.write(encode_section(part, envelope if part == cid else blocks.read(part)))
@@ -97,7 +95,7 @@ def stage_car(
             for cid, data in blocks:
                 assert arriving is not None, "blocks come behind the roots"
                 arriving.add(cid, data)
-                if not _is_intact(stored, cid):
+                if not is_intact(stored, cid):
                     staging.write(cid, data)
                     staged += len(data)
             done += len(piece)
@@ -155,7 +153,7 @@ class _Arriving:
         if self._manifest is None:
             raise FormatError("the CAR does not hold its root")
         self._open_stored()
-        missing = [cid for cid in self._missing if not _is_intact(self._stored, cid)]
+        missing = [cid for cid in self._missing if not is_intact(self._stored, cid)]
         if missing:
             raise FetchIncompleteError(
                 f"the CAR lacks {len(missing)} blocks or segment nodes that are not stored here either",
@@ -168,7 +166,7 @@ class _Arriving:
         assert self._manifest is not None, "nodes come behind the manifest"
         if self._artifact is None:
             cid = self._manifest.tokens.cid
-            if cid is not None and not _is_intact(self._stored, cid):
+            if cid is not None and not is_intact(self._stored, cid):
                 raise FormatError(f"the block of the token ids, {cid}, does not come before the segment nodes")
             self._artifact = open_manifest(self._root, self._manifest, self._stored.read(cid) if cid is not None else None)
         return self._artifact
@@ -181,7 +179,7 @@ class _Arriving:
     def _open_stored(self) -> None:
         """Open the nodes that are stored, of those that did not come."""
         for node in [*self._nodes]:
-            if _is_intact(self._stored, node):
+            if is_intact(self._stored, node):
                 self._open(node, self._stored.read(node))
 
     def _name(self, cids: Sequence[Cid]) -> None:
@@ -216,27 +214,3 @@ def _incomplete(cid: Cid, what: str) -> FetchIncompleteError:
     return FetchIncompleteError(
         f"{cid} is not whole: {what} not stored here", advice=f"Run `p2pkv fetch {cid}`: what is here is kept."
     )
-
-
-def _is_intact(stored: StoredBlocks, cid: Cid) -> bool:
-    try:
-        stored.read(cid)
-    except (NotFoundError, IntegrityError):
-        return False
-    return True
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """Give a file beside ``path`` to write to, and put it in its place at the end, durably. Raises OSError."""
-    temp = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        with temp.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temp, path)
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(temp)
-    sync_paths([os.fspath(path.parent)])

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import BinaryIO, Final, TypeVar
 
 from p2pkv.errors import DiskFullError, MachineError, StoreError
 from p2pkv.ports import Buffer
@@ -93,13 +93,32 @@ def replace_file(path: Path, data: bytes) -> None:
     _publish(path, data, os.replace)
 
 
+@contextmanager
+def replacement(path: Path) -> Iterator[BinaryIO]:
+    """Give a file to write that takes the place of ``path`` at the end, durably; after an error all is as it was.
+
+    As :func:`replace_file`, for more than fits in memory, and with the mode that files have here. Raises OSError.
+    """
+    temp = _beside(path)
+    try:
+        with temp.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temp, path)
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(temp)
+    _sync(path.parent)
+
+
 def create_file(path: Path, data: bytes) -> None:
     """Like :func:`replace_file`, but never over a file that exists. Raises FileExistsError, other OSError."""
     _publish(path, data, os.link)
 
 
 def _publish(path: Path, data: bytes, put: Callable[[Path, Path], None]) -> None:
-    temp = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    temp = _beside(path)
     write_new(temp, data)
     try:
         _sync(temp)
@@ -108,6 +127,10 @@ def _publish(path: Path, data: bytes, put: Callable[[Path, Path], None]) -> None
         with suppress(FileNotFoundError):
             os.unlink(temp)
     _sync(path.parent)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
 
 
 def _sync(path: str | Path) -> None:

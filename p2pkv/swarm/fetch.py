@@ -40,7 +40,7 @@ from p2pkv.trust.policy import judge
 
 # Reading a node takes milliseconds of this process. Those behind the first wait so long for the first block, which on a LAN
 # comes sooner for it; elsewhere there is enough to ask for.
-_HEAD_START_S = 0.02
+_FIRST_BLOCK_S = 0.02
 
 
 class Fetch:
@@ -61,8 +61,7 @@ class Fetch:
         self._arrivals = Arrivals(context)
         self._download = download(context.rng)
         self._changed = trio.Event()
-        self._first_block = trio.Event()
-        self._head_start = inf  # until when it has the processor to itself
+        self._begun = trio.Event()  # the first block is here, or was waited for
         self._armed = -inf  # until when the loop sleeps
         self._opening: Cid | None = None  # the manifest being fetched or verified
         self._assembly: Assembly | None = None
@@ -181,7 +180,7 @@ class Fetch:
             self._changed.set()
             return
         first = self._teller.mark("first_block_s")
-        self._first_block.set()
+        self._begun.set()
         for index in self._assembly.add_block(cid):
             self._emit(SegmentReady(index, self._assembly.blocks(index)))
             self._changed.set()
@@ -321,9 +320,9 @@ class Fetch:
                 self._refuse(self._assembly.artifact.cid, error)
                 return False
             await self._want_blocks(refs)  # node by node, so that blocks travel while the next node is read
-            self._head_start = min(self._head_start, trio.current_time() + _HEAD_START_S)
-            with trio.move_on_at(self._head_start):
-                await self._first_block.wait()
+            with trio.move_on_after(_FIRST_BLOCK_S):
+                await self._begun.wait()
+            self._begun.set()
         return True
 
     async def _want_blocks(self, refs: Sequence[tuple[int, BlockRef]]) -> None:

@@ -7,23 +7,13 @@ from collections.abc import Sequence
 from p2pkv.artifact.assembly import Assembly
 from p2pkv.errors import IntegrityError, NotFoundError
 from p2pkv.formats.cid import Cid
-from p2pkv.ports import BlockStore
+from p2pkv.store.blocks import is_intact
 from p2pkv.swarm.context import Context
 
 
 async def intact(context: Context, cids: Sequence[Cid]) -> set[Cid]:
     """Return those of ``cids`` that are in the store and still have their hash."""
-    return await context.offload(lambda: {cid for cid in cids if _is_intact(context.store, cid)})
-
-
-def _is_intact(store: BlockStore, cid: Cid) -> bool:
-    if not store.has(cid):
-        return False
-    try:
-        store.read(cid)
-    except (NotFoundError, IntegrityError):
-        return False
-    return True
+    return await context.offload(lambda: {cid for cid in cids if context.store.has(cid) and is_intact(context.store, cid)})
 
 
 class Arrivals:

@@ -12,7 +12,7 @@ from p2pkv.errors import ExpiredError, FetchIncompleteError, NotFoundError, Untr
 from p2pkv.formats.cid import Cid, Codec
 from p2pkv.formats.tensors import Dtype
 from p2pkv.ports import Buffer
-from p2pkv.swarm.report import FetchEvent, SegmentReady
+from p2pkv.swarm.report import FetchEvent, Progress, SegmentReady
 from p2pkv.swarm.target import ManifestTarget, PromptTarget
 from sims.network import Link, open_world
 from sims.store import MemoryBlockStore
@@ -312,3 +312,21 @@ async def test_a_partial_provider_leaves_the_rest_to_others_or_says_what_is_miss
         await mirror.fetch(ManifestTarget(sample.cid))
     await town.provider("b", sample)
     assert (await mirror.fetch(ManifestTarget(sample.cid))).hit_tokens == 600
+
+
+@pytest.mark.parametrize("up", [100_000, 100_000_000])
+async def test_nodes_behind_the_first_are_read_when_the_first_block_is_here_or_a_little_later(
+    autojump_clock: MockClock, town: Town, sample: Sample, up: int
+) -> None:
+    await town.provider("a", sample, link=Link(up=up))
+    steps: list[tuple[float, int, int]] = []  # time, bytes known to be wanted, bytes that are here
+
+    def watch(event: FetchEvent) -> None:
+        if isinstance(event, Progress) and event.total_bytes and event.total_bytes not in [step[1] for step in steps]:
+            steps.append((trio.current_time(), event.total_bytes, event.done_bytes))
+
+    await town.node("c", trusted=[PUBLISHER]).fetch(prompt(), emit=watch)
+    assert len(steps) > 1
+    (first, _, _), (second, _, done) = steps[:2]
+    assert done or second - first == pytest.approx(0.02)
+    assert bool(done) == (up == 100_000_000)
