@@ -113,8 +113,9 @@ MAX_PEERS_PER_FETCH: Final = 32
 # --- upload ------------------------------------------------------------------------------------------------------------
 # What a peer may be sent in one turn: the largest block, or several small ones.
 UPLOAD_QUANTUM_BYTES: Final = MAX_CODED_BLOCK_BYTES
-# Granted to one peer and not yet sent: one block goes out while the next one waits, and no cancel comes too late for more.
-MAX_UPLOAD_BYTES_PER_PEER: Final = 2 * MAX_CODED_BLOCK_BYTES
+# Granted to one peer and not yet sent: no cancel comes too late for more. Half of it is sent on a fast lane while the event
+# loop hears of the other half, some milliseconds for a turn of the loop.
+MAX_UPLOAD_BYTES_PER_PEER: Final = 8 * MAX_CODED_BLOCK_BYTES
 # The same of all peers together. A peer that has nothing yet may have one block beyond it, so that nobody starves: with
 # MAX_CONNECTIONS peers that read nothing, 320 MiB.
 MAX_UPLOAD_BYTES: Final = 64 * MIB

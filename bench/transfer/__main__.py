@@ -26,7 +26,8 @@ from bench.transfer.show import show_row, show_table
 from p2pkv.units import MIB
 
 OUTPUT = Path(__file__).parent.parent.parent / "build" / "transfer.json"
-_MIB, _REPETITIONS = 256, 3
+# Two repetitions of a case differ by up to a fifth on a shared machine, the medians of seven by a few percent.
+_MIB, _REPETITIONS = 256, 7
 _QUICK_MIB, _QUICK_REPETITIONS = 64, 1
 
 console = Console(highlight=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import random
 import time
@@ -18,6 +19,7 @@ _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _SETTLE_STEP_S: Final = 0.5
 _SETTLE_AT_MOST_S: Final = 30.0
 _LONGEST_TICK_S: Final = 0.5  # libtorrent's
+_WARM_COPIES: Final = 4  # what is received lies in memory twice at most: in the receiver's, and in the page cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,7 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
 
-def settle(pids: Sequence[int], at_least_s: float = 0.0) -> None:
+def settle(pids: Sequence[int], data_bytes: int, at_least_s: float = 0.0) -> None:
     """Wait until the processes have nothing to do, as those that have run for a while, and all earlier writes are done.
 
     Then wait for a random moment, so that a system that works in ticks is met in any part of one.
@@ -140,6 +142,17 @@ def settle(pids: Sequence[int], at_least_s: float = 0.0) -> None:
             break
         before = now
     time.sleep(random.uniform(0, _LONGEST_TICK_S))
+    warm_memory(_WARM_COPIES * data_bytes)
+
+
+def warm_memory(size: int) -> None:
+    """Touch so much of the machine's free memory that what is used next has been in use.
+
+    A virtual machine gives memory that has been free for some seconds back to its host. To get a page again costs many times
+    what it costs to write it, and whether a transfer meets such pages is chance.
+    """
+    with mmap.mmap(-1, size) as memory:
+        memory[:: mmap.PAGESIZE] = bytes(len(range(0, size, mmap.PAGESIZE)))
 
 
 def _status_bytes(pid: int, name: str) -> int:

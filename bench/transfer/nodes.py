@@ -123,7 +123,7 @@ def _fetch(
     senders = [node.process.pid for node in seeders]
     with node_process(home, bootstrap=[seeders[0].address], options=options) as node, Client(home) as client:
         client.trust_add(_PUBLISHER)
-        settle([node.process.pid, *senders], _IDLE_S)
+        settle([node.process.pid, *senders], published.data_bytes, _IDLE_S)
         meter = Meter(node.process.pid, senders, isolated=isolated, calls_here=True)
         first: list[float] = []
 

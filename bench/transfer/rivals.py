@@ -102,7 +102,7 @@ def open_peers(folder: Path, seeders: int, data: Path, *, module: str, isolated:
             try:
                 with peer_process(module, arguments, folder / "receiver.log") as receiver:
                     senders = [seeder.pid for seeder in seeding]
-                    settle([receiver.pid, *senders])
+                    settle([receiver.pid, *senders], size)
                     meter = Meter(receiver.pid, senders, isolated=isolated)
                     result = receiver.ask("go")
                     usage = meter.stop()

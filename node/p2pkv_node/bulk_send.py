@@ -15,9 +15,8 @@ from typing import Final
 import trio
 
 from p2pkv.formats.cid import Cid
-from p2pkv.limits import MAX_BULK_LANE_BYTES, MAX_CODED_BLOCK_BYTES
+from p2pkv.limits import MAX_BULK_LANE_BYTES, MAX_CODED_BLOCK_BYTES, MAX_UPLOAD_BYTES_PER_PEER
 from p2pkv.ports import BulkSource
-from p2pkv.units import KIB
 from p2pkv_node.bulk_lane import BulkCounters, in_named_thread
 from p2pkv_node.bulk_tls import TlsConnection
 from p2pkv_node.bulk_wire import HEADER_BYTES, LENGTH_BYTES
@@ -25,7 +24,7 @@ from p2pkv_node.bulk_wire import HEADER_BYTES, LENGTH_BYTES
 logger = logging.getLogger(__name__)
 
 # A sender reports so often: each report costs a turn of the event loop, and makes room for as much to be granted.
-_REPORT_BYTES: Final = 512 * KIB
+_REPORT_BYTES: Final = MAX_UPLOAD_BYTES_PER_PEER // 2
 
 
 class LaneSender:

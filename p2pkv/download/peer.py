@@ -89,9 +89,10 @@ class PeerState:
             self.snubbed = False
             self.window = INITIAL_WINDOW_BYTES
             return
-        # Slow start: as much more as arrives, up to what the rate moves in WINDOW_SECONDS: of a slow peer one block at a time.
+        # Slow start: twice as much more as arrives, which doubles the window each time that half of it is here, up to what the
+        # rate moves in WINDOW_SECONDS: of a slow peer one block at a time. The rate is known from the first block on.
         ceiling = WINDOW_SECONDS * self.rate if self.rate else inf
-        self.window = min(self.window - self.denied_bytes + sum(sizes), ceiling)
+        self.window = min(self.window - self.denied_bytes + 2 * sum(sizes), ceiling)
         self.denied_bytes = 0
 
     def answered(self, now: float) -> None:

@@ -26,7 +26,7 @@ _LANE_PATIENCE_S = 1.0
 _WAITS_FOR_LANE_BYTES = 64 * KIB
 # The loop hears of a lane's blocks at most this often, unless the peer is about to run out of wants: each time it takes the
 # interpreter away from the lanes.
-_REPORT_INTERVAL_S = 0.02
+_REPORT_INTERVAL_S = 0.05
 
 
 class BlockEvents(Protocol):
@@ -329,8 +329,8 @@ class _LaneSink:
             return
         self._arrived.append((cid, len(data)))
         waiting = len(self._arrived)
-        # A window is refilled when half of it is free, so the loop has to know of a quarter in time.
-        if 4 * waiting >= self._provider.outstanding:
+        # A window is refilled when half of it is free.
+        if 2 * waiting >= self._provider.outstanding:
             self._wake(self._hurry)
         elif waiting == 1:
             self._wake(self._report)

@@ -173,7 +173,8 @@ class _Session:
             (over_lane if self._lanes and grant.cid.codec is Codec.RAW else self._granted).append(grant)
         if over_lane:
             min(self._lanes, key=lambda lane: lane.outstanding).send(over_lane)
-        self._wake.set()
+        if self._granted:
+            self._wake.set()
 
     def sent(self, blocks: int, size: int, granted: int, missing: Sequence[Cid]) -> None:
         """Blocks of ``size`` bytes together have gone out, of ``granted`` bytes; those that are missing have not."""

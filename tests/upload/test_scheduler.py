@@ -89,11 +89,12 @@ def test_a_want_that_waits_keeps_its_place_and_is_served_once() -> None:
 def test_what_is_cancelled_is_not_sent_unless_it_is_granted_already() -> None:
     scheduler = Scheduler(0.0)
     stream = scheduler.open("a", 0.0)
-    scheduler.want(stream, [(cid, MIB) for cid in CIDS[:5]], 0.0)
-    assert [grant.cid for grant in scheduler.grant(0.0)] == CIDS[:2]
-    scheduler.cancel(stream, [*CIDS[1:4], CIDS[9]])
-    scheduler.sent(stream, 2 * MIB, 0.0)
-    assert [grant.cid for grant in scheduler.grant(0.0)] == [CIDS[4]]
+    at_once = MAX_UPLOAD_BYTES_PER_PEER // MIB
+    scheduler.want(stream, [(cid, MIB) for cid in CIDS[: at_once + 3]], 0.0)
+    assert [grant.cid for grant in scheduler.grant(0.0)] == CIDS[:at_once]
+    scheduler.cancel(stream, CIDS[1 : at_once + 2])
+    scheduler.sent(stream, at_once * MIB, 0.0)
+    assert [grant.cid for grant in scheduler.grant(0.0)] == [CIDS[at_once + 2]]
     scheduler.cancel(stream, CIDS)
     scheduler.sent(stream, MIB, 0.0)
     assert scheduler.grant(0.0) == []
@@ -208,7 +209,7 @@ def test_a_peer_that_takes_nothing_has_little_outstanding_and_delays_nobody() ->
     stuck = scheduler.open("stuck", 0.0)
     scheduler.want(stuck, [(cid, MIB) for cid in CIDS[:100]], 0.0)
     scheduler.grant(0.0)
-    assert scheduler.outstanding_by_peer() == {"stuck": 2 * MIB}
+    assert scheduler.outstanding_by_peer() == {"stuck": MAX_UPLOAD_BYTES_PER_PEER // MIB * MIB}
     stream = scheduler.open("fast", 0.0)
     scheduler.want(stream, [(cid, MIB) for cid in CIDS[:1000]], 0.0)
     for _ in range(1000):
@@ -216,7 +217,7 @@ def test_a_peer_that_takes_nothing_has_little_outstanding_and_delays_nobody() ->
             assert grant.stream is stream
             scheduler.sent(stream, grant.size, 0.0)
     assert not stream.wants
-    assert scheduler.outstanding_by_peer() == {"stuck": 2 * MIB}
+    assert scheduler.outstanding_by_peer() == {"stuck": MAX_UPLOAD_BYTES_PER_PEER // MIB * MIB}
     scheduler.close(stuck, 0.0)
     assert scheduler.outstanding == 0
 
