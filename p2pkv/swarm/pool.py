@@ -16,12 +16,22 @@ from p2pkv.limits import MAX_PEERS_PER_FETCH, PEER_CONNECT_TIMEOUT_S, QUERY_TIME
 from p2pkv.ports import PeerAddress, PeerId
 from p2pkv.swarm.context import Context
 from p2pkv.swarm.provider import BlockEvents, Provider
+from p2pkv.units import MIB
 
 # So many of the peers that are connected anyway are asked before anybody is looked up, each at the cost of a stream.
 _MAX_GREETED = 4
 # The others are asked when the first has nothing, or so much later: they could only slow its first block down, which on a LAN
 # is here by then.
 _HEAD_START_S = 0.025
+# While the first alone brings more than the links of most machines, and the rest within moments, the others are not asked: one
+# sender keeps a consumer busy then, and each of them would cost both sides a stream, a lane and their handshakes. One that
+# has sent something by the end of its head start is given a little longer to show it with its first bytes.
+_ENOUGH_BYTES_PER_S = 400 * MIB
+_SOON_S = 0.5
+_FIRST_LOOK_S = 0.025
+_FIRST_BYTES = 6 * MIB
+# And is looked at this often afterwards: one that slows down or stalls is alone for no longer.
+_LOOK_S = 0.1
 # Answers are here by then on a LAN; a look-up that is needed nevertheless begins this much later.
 _GREETING_S = 0.03
 # One that does not answer by then is let go: nobody said that it has anything, and a miss does not wait for it.
@@ -48,6 +58,9 @@ class PoolEvents(BlockEvents, Protocol):
     def provider_said(self, provider: Provider, message: Message) -> None:
         """Another message: don't-have or have."""
 
+    def missing_bytes(self) -> int:
+        """Return the bytes that are known to be missing."""
+
     def search_changed(self) -> None:
         """A look-up, dial or query came to its end."""
 
@@ -66,7 +79,8 @@ class ProviderPool:
         self._answered: dict[Provider, trio.Event] = {}  # by all that run and were not let go
         self._settled = trio.Event()
         self._left_out: list[bytes] = []
-        self._first_has_nothing = trio.Event()  # of those greeted
+        self._first_is_out = trio.Event()  # of those greeted: it has nothing, or is gone
+        self._received = 0  # bytes, of all providers
         self._greeted: set[PeerId] = set()  # of those met, who were only greeted and have shown nothing yet
         self._named: dict[PeerId, PeerAddress] = {}  # of those greeted, who were found meanwhile
         self.providers: dict[PeerId, Provider] = {}
@@ -101,10 +115,22 @@ class ProviderPool:
                 self._greeted.add(peer)
 
     async def _greet_later(self, peers: Sequence[PeerId]) -> None:
-        with trio.move_on_after(_HEAD_START_S):
-            await self._first_has_nothing.wait()
+        await self._watch_first(_HEAD_START_S)
+        if self._received:
+            await self._watch_first(_FIRST_LOOK_S)
+            enough = self._received >= _FIRST_BYTES
+            while enough and not self._first_is_out.is_set():
+                rate = await self._watch_first(_LOOK_S) / _LOOK_S
+                enough = rate >= _ENOUGH_BYTES_PER_S and self._events.missing_bytes() <= _SOON_S * rate
         self._greet(peers)
         self._finish_one()
+
+    async def _watch_first(self, seconds: float) -> int:
+        """Wait so long, or until the first is out; return the bytes that came meanwhile."""
+        before = self._received
+        with trio.move_on_after(seconds):
+            await self._first_is_out.wait()
+        return self._received - before
 
     def search(self, keys: Sequence[bytes], *, hopeful: int, enough: int = MAX_PEERS_PER_FETCH) -> None:
         """Look up ``keys``, the longest boundary first, and meet every provider as it is found, until there are ``enough``.
@@ -210,6 +236,7 @@ class ProviderPool:
             await provider.run()
         except (ProtocolError, PeerUnreachableError) as error:
             failure = error
+        self._first_is_out.set()
         answered = self._answered.pop(provider, None)
         if answered is None:
             return  # it was let go, and may have been met anew
@@ -237,7 +264,7 @@ class ProviderPool:
 
     def _forget(self, peer: PeerId) -> None:
         """Nothing is lost of one that was only greeted: whoever finds it meets it anew."""
-        self._first_has_nothing.set()
+        self._first_is_out.set()
         self._greeted.discard(peer)
         self._met.discard(peer)
         if peer in self._named:
@@ -270,6 +297,7 @@ class ProviderPool:
     def provider_delivered(self, provider: Provider, blocks: Sequence[tuple[Cid, int]]) -> None:
         self._greeted.discard(provider.peer_id)
         self._context.note_source(provider.peer_id)
+        self._received += sum(size for _, size in blocks)
         self._events.provider_delivered(provider, blocks)
 
     def provider_lied(self, provider: Provider, cid: Cid) -> None:

@@ -9,11 +9,13 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from p2pkv.artifact.build import ModelDescription
 from p2pkv.errors import FetchIncompleteError, NotFoundError, PeerUnreachableError
 from p2pkv.exchange.connection import ProviderConnection
 from p2pkv.exchange.messages import Query
 from p2pkv.formats.cid import Codec
 from p2pkv.formats.envelope import Envelope
+from p2pkv.formats.tensors import Dtype, LayerGeometry, LayerKind
 from p2pkv.limits import MAX_SOURCES
 from p2pkv.ports import (
     Buffer,
@@ -27,8 +29,10 @@ from p2pkv.ports import (
     PeerAddress,
     PeerId,
 )
+from p2pkv.swarm import pool
 from p2pkv.swarm.report import FetchEvent, FetchReport, Matched, Progress
 from p2pkv.swarm.target import ManifestTarget, Target
+from p2pkv.units import MIB
 from sims.network import Link, World, open_world
 from sims.node import SimNode
 from sims.routing import ProviderRecords
@@ -179,6 +183,72 @@ async def test_the_first_has_a_head_start(autojump_clock: MockClock, place: Plac
     report = await place.fetch(place.consumer(*names))
     assert list(place.network.opened_at.values()) == pytest.approx([0.0, 0.025, 0.025])
     assert len(report.bytes_by_peer) == 3
+
+
+async def test_a_first_that_says_nothing_is_waited_for_no_longer(autojump_clock: MockClock, place: Place) -> None:
+    names = [place.holder(name, link=FAR).context.network.peer_id for name in ("p1", "p2")]
+    await place.fetch(place.consumer(*names))
+    assert list(place.network.opened_at.values()) == pytest.approx([0.0, 0.025])
+
+
+@pytest.fixture(scope="module")
+def large() -> Sample:
+    """64 MiB in blocks of 1 MiB."""
+    geometry = LayerGeometry(LayerKind.FULL, kv_heads=8, k_dim=128, v_dim=128)
+    description = ModelDescription(b"\1" * 32, "large", (geometry,) * 32, Dtype.BF16)
+    return make_sample(range(512), description=description)
+
+
+async def test_the_others_are_not_asked_while_the_first_brings_enough_alone(
+    autojump_clock: MockClock, place: Place, large: Sample
+) -> None:
+    names = [place.holder(name, large, Link(up=600 * MIB)).context.network.peer_id for name in ("p1", "p2", "p3")]
+    report = await place.fetch(place.consumer(*names), ManifestTarget(large.cid))
+    assert 0.1 < trio.current_time() - place.started < 0.2
+    assert place.network.opened == ["p1"]
+    assert list(report.bytes_by_peer) == ["p1"]
+
+
+async def test_the_others_are_asked_when_the_first_is_not_as_fast(
+    autojump_clock: MockClock, place: Place, large: Sample
+) -> None:
+    names = [place.holder(name, large, Link(up=100 * MIB)).context.network.peer_id for name in ("p1", "p2", "p3")]
+    report = await place.fetch(place.consumer(*names), ManifestTarget(large.cid))
+    assert list(place.network.opened_at.values()) == pytest.approx([0.0, 0.05, 0.05])
+    assert len(report.bytes_by_peer) == 3
+
+
+async def test_the_others_are_asked_when_the_first_does_not_stay_fast(
+    autojump_clock: MockClock, place: Place, large: Sample
+) -> None:
+    names = [place.holder(name, large, Link(up=200 * MIB)).context.network.peer_id for name in ("p1", "p2")]
+    await place.fetch(place.consumer(*names), ManifestTarget(large.cid))
+    assert list(place.network.opened_at.values()) == pytest.approx([0.0, 0.15])
+
+
+async def test_the_others_are_asked_when_much_is_left(
+    autojump_clock: MockClock, place: Place, large: Sample, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "_LOOK_S", 0.02)
+    monkeypatch.setattr(pool, "_SOON_S", 0.02)  # so that the sample counts as large
+    names = [place.holder(name, large, Link(up=600 * MIB)).context.network.peer_id for name in ("p1", "p2")]
+    await place.fetch(place.consumer(*names), ManifestTarget(large.cid))
+    assert list(place.network.opened_at.values()) == pytest.approx([0.0, 0.07])
+
+
+async def test_the_others_are_asked_when_a_first_that_was_fast_leaves(
+    autojump_clock: MockClock, place: Place, large: Sample
+) -> None:
+    first, *others = [place.holder(name, large, Link(up=600 * MIB)) for name in ("p1", "p2", "p3")]
+    names = [node.context.network.peer_id for node in (first, *others)]
+
+    def leave(event: FetchEvent) -> None:
+        if isinstance(event, Progress) and event.done_bytes > 16 * MIB and "p1" in place.world.nodes:
+            place.world.kill("p1")
+
+    report = await place.consumer(*names).fetch(ManifestTarget(large.cid), emit=leave)
+    assert report.complete
+    assert set(report.bytes_by_peer) == {"p1", "p2", "p3"}
 
 
 async def test_the_others_are_greeted_as_soon_as_the_first_has_nothing(autojump_clock: MockClock, place: Place) -> None:
