@@ -25,12 +25,13 @@ NODE = ("-m", "p2pkv_node")
 
 @dataclass(frozen=True)
 class NodeProcess:
-    """A running node. ``address`` is what others bootstrap from."""
+    """A running node. ``address`` is what others bootstrap from, ``web`` the URL of its status page, where it has one."""
 
     home: Path
     process: subprocess.Popen[str]
     peer_id: str
     address: str
+    web: str | None = None
 
     def kill(self) -> None:
         """End it at once, as a power cut would."""
@@ -57,7 +58,7 @@ def node_process(
         if not line:
             raise RuntimeError(f"the node on {home} did not start:\n{log_path.read_text()[-2000:]}")
         ready = json.loads(line)
-        yield NodeProcess(home, process, ready["peer_id"], ready["addresses"][0])
+        yield NodeProcess(home, process, ready["peer_id"], ready["addresses"][0], ready.get("web"))
     finally:
         _stop(process)
 

@@ -6,9 +6,6 @@ Exits with 1 when a transfer failed or did not deliver what was sent.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -18,6 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
+from bench.results import machine, write_result
 from bench.transfer.cases import FAILURES, NAMES, Case, Setting, select
 from bench.transfer.figures import figures
 from bench.transfer.measure import Measurement
@@ -51,6 +49,7 @@ def main() -> int:
     options = parser.parse_args()
     mib = options.mib or (_QUICK_MIB if options.quick else _MIB)
     repetitions = options.repetitions or (_QUICK_REPETITIONS if options.quick else _REPETITIONS)
+    before = machine()
     isolated = isolate()
     if not isolated:
         console.print("[yellow]no network namespace can be made here: bytes on the wire are not counted")
@@ -62,14 +61,13 @@ def main() -> int:
         "data_mib": mib,
         "repetitions": repetitions,
         "isolated": isolated,
-        "machine": {"cpus": os.cpu_count(), "system": platform.platform(), "python": platform.python_version()},
+        "machine": before,
         "figures": figures(rows),
         "skipped": skipped,
         "failed": failed,
         "rows": rows,
     }
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(result, indent=2) + "\n")
+    write_result(options.json, result)
     show_table(console, rows, skipped, failed)
     console.print(f"figures in {options.json}")
     return 1 if failed else 0

@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Final, TypeAlias
 
+from bench.artifacts import LLAMA, SMOLLM2, Shape
 from bench.transfer import nodes, rivals
 from bench.transfer.measure import Measurement
 from p2pkv.errors import P2pkvError
@@ -59,7 +60,7 @@ class Case:
         return None
 
 
-def _nodes(seeders: int, shape: nodes.Shape, options: Sequence[str], setting: Setting, folder: Path) -> Opened:
+def _nodes(seeders: int, shape: Shape, options: Sequence[str], setting: Setting, folder: Path) -> Opened:
     return nodes.open_nodes(folder, seeders, setting.data_bytes, shape=shape, options=options, isolated=setting.isolated)
 
 
@@ -68,10 +69,10 @@ def _peers(module: str, seeders: int, setting: Setting, folder: Path) -> Opened:
 
 
 CASES: Final = (
-    Case("p2pkv_1", "p2pkv", partial(_nodes, 1, nodes.LLAMA, ())),
-    Case("p2pkv_4", "p2pkv", partial(_nodes, 4, nodes.LLAMA, ())),
-    Case("p2pkv_192k_1", "p2pkv", partial(_nodes, 1, nodes.SMOLLM2, ())),
-    Case("stream_1", "p2pkv", partial(_nodes, 1, nodes.LLAMA, ("--no-bulk",))),
+    Case("p2pkv_1", "p2pkv", partial(_nodes, 1, LLAMA, ())),
+    Case("p2pkv_4", "p2pkv", partial(_nodes, 4, LLAMA, ())),
+    Case("p2pkv_192k_1", "p2pkv", partial(_nodes, 1, SMOLLM2, ())),
+    Case("stream_1", "p2pkv", partial(_nodes, 1, LLAMA, ("--no-bulk",))),
     Case("libtorrent_1", "libtorrent", partial(_peers, "torrent", 1), package="libtorrent"),
     Case("libtorrent_4", "libtorrent", partial(_peers, "torrent", 4), package="libtorrent"),
     Case("iroh_1", "iroh", partial(_peers, "iroh_blobs", 1), package="iroh", needs_isolation=True),

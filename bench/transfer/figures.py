@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from statistics import median
 from typing import Any, Final
+
+from bench.results import medians
 
 # What is promised of one transfer holds from one seeder as well as from four: these figures are of the worse of the two.
 _PROMISED: Final = ("p2pkv_1", "p2pkv_4")
 _CPU_PER_MIB: Final = 256  # CPU seconds are told for this many MiB, however much was moved
-
-
-def medians(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return the median of every number by case; repetitions that failed are left out."""
-    by_case: dict[str, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        if "mib_s" in row:
-            by_case.setdefault(row["case"], []).append(row)
-    return {
-        case: {name: median(row[name] for row in measured) for name, value in measured[0].items() if isinstance(value, float)}
-        for case, measured in by_case.items()
-    }
 
 
 def figures(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:

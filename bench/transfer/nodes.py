@@ -2,94 +2,23 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import httpx
-from nacl.signing import SigningKey
-
+from bench.artifacts import LLAMA, PUBLISHER, Published, Shape, control, publish, random_segments
 from bench.processes import NodeProcess, node_process, wait_announced
-from bench.transfer.measure import Measurement, Meter, settle
-from p2pkv.artifact.build import ArtifactBuilder, ModelDescription, Terms
-from p2pkv.client import calls
+from bench.settle import settle
+from bench.transfer.measure import Measurement, Meter
 from p2pkv.client.sync import Client
-from p2pkv.formats.cid import Cid
-from p2pkv.formats.did import encode_did
-from p2pkv.formats.envelope import Envelope
-from p2pkv.formats.tensors import Dtype, LayerGeometry, LayerKind, layer_bytes
-from p2pkv.limits import SEGMENT_TOKENS
-from p2pkv.store.blocks import StoredBlocks
 from p2pkv.store.home import HomeLayout
-from p2pkv.store.staging import Staging, open_staging
+from p2pkv.store.stored_blocks import StoredBlocks
 
-# All seeders hold the same artifact only where everything that it is made of is fixed.
-_KEY: Final = SigningKey(bytes(range(32)))
-_PUBLISHER: Final = encode_did(bytes(_KEY.verify_key))
-_CREATED: Final = 1_767_225_600
-_SEED: Final = 3
 # A node prepares its store when it had nothing to do for two seconds; measured is a daemon that has been running.
 _IDLE_S: Final = 3.0
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """The geometry of a model's KV: one block a layer and segment."""
-
-    name: str
-    layers: int
-    geometry: LayerGeometry
-
-    @property
-    def block_bytes(self) -> int:
-        return layer_bytes(self.geometry, SEGMENT_TOKENS, Dtype.BF16)
-
-    def segments(self, data_bytes: int) -> int:
-        """Return how many segments come nearest to ``data_bytes``, at least one."""
-        return max(1, round(data_bytes / (self.layers * self.block_bytes)))
-
-
-LLAMA: Final = Shape("Llama-3.1-8B", 32, LayerGeometry(LayerKind.FULL, kv_heads=8, k_dim=128, v_dim=128))
-SMOLLM2: Final = Shape("SmolLM2-135M", 30, LayerGeometry(LayerKind.FULL, kv_heads=3, k_dim=64, v_dim=64))
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """The artifact that the seeders hold: everything that belongs to it, and the bytes of its blocks."""
-
-    manifest: Cid
-    cids: Sequence[Cid]
-    data_bytes: int
-
-
-def build(shape: Shape, data_bytes: int, staging: Staging) -> Published:
-    """Build and sign the artifact in ``staging``; equal arguments give equal bytes."""
-    segments = shape.segments(data_bytes)
-    rng = random.Random(_SEED)
-    model = ModelDescription(b"\1" * 32, shape.name, (shape.geometry,) * shape.layers, Dtype.BF16)
-    builder = ArtifactBuilder(model, range(segments * SEGMENT_TOKENS), staging.write)
-    for _ in range(segments):
-        builder.add_segment([rng.randbytes(shape.block_bytes) for _ in range(shape.layers)])
-    manifest = builder.finish(Terms(_PUBLISHER, sequence=1, created=_CREATED), {"bench": "random"})
-    envelope = Envelope.sign(manifest, _KEY)
-    staging.write(envelope.cid, envelope.encode())
-    return Published(envelope.cid, staging.cids, segments * shape.layers * shape.block_bytes)
-
-
-def publish(node: NodeProcess, shape: Shape, data_bytes: int) -> Published:
-    """Let ``node`` serve the artifact, taken over as from any publisher."""
-    with open_staging(node.home) as staging:
-        published = build(shape, data_bytes, staging)
-        call = calls.publish(staging.name, published.manifest, published.cids)
-        transport = httpx.HTTPTransport(uds=str(calls.socket_of(node.home)))
-        with httpx.Client(transport=transport, base_url=calls.BASE_URL, timeout=calls.CALL_TIMEOUT) as http:
-            calls.read_answer(http.request(call.method, call.path, json=call.body))
-    return published
 
 
 @contextmanager
@@ -102,7 +31,7 @@ def open_nodes(
         for index in range(seeders):
             bootstrap = [node.address for node in nodes[:1]]
             nodes.append(stack.enter_context(node_process(folder / f"seeder-{index}", bootstrap=bootstrap)))
-        published, *_ = [publish(node, shape, data_bytes) for node in nodes]
+        published = _publish_to_all(nodes, shape, data_bytes)
         if seeders > 1:  # a lone node has nobody to tell, and answers for itself
             for node in nodes:
                 wait_announced(node)
@@ -117,12 +46,22 @@ def open_nodes(
         yield measure
 
 
+def _publish_to_all(nodes: Sequence[NodeProcess], shape: Shape, data_bytes: int) -> Published:
+    """Let all nodes serve the same artifact, taken over as from any publisher."""
+    segments = random_segments(shape, shape.segments(data_bytes))
+    published: list[Published] = []
+    for node in nodes:
+        with control(node.home) as http:
+            published.append(publish(http, node.home, shape, segments))
+    return published[0]
+
+
 def _fetch(
     home: Path, seeders: Sequence[NodeProcess], published: Published, options: Sequence[str], *, isolated: bool
 ) -> Measurement:
     senders = [node.process.pid for node in seeders]
     with node_process(home, bootstrap=[seeders[0].address], options=options) as node, Client(home) as client:
-        client.trust_add(_PUBLISHER)
+        client.trust_add(PUBLISHER)
         settle([node.process.pid, *senders], published.data_bytes, _IDLE_S)
         meter = Meter(node.process.pid, senders, isolated=isolated, calls_here=True)
         first: list[float] = []

@@ -13,7 +13,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from bench.transfer.measure import Measurement, Meter, settle
+from bench.settle import settle
+from bench.transfer.measure import Measurement, Meter
 from bench.transfer.peers.talk import file_digest
 
 _ANSWER_TIMEOUT_S: Final = 120.0

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from bench.transfer.figures import medians
+from bench.results import medians
 from p2pkv.units import format_seconds
 
 

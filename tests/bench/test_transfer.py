@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 
+from bench.artifacts import LLAMA, SMOLLM2, Published, Shape, build, random_segments
+from bench.settle import cpu_seconds
 from bench.transfer import rivals
 from bench.transfer.__main__ import measure_all
 from bench.transfer.cases import CASES, Case, Setting, select
 from bench.transfer.figures import figures
-from bench.transfer.measure import Measurement, Meter, cpu_seconds
-from bench.transfer.nodes import LLAMA, SMOLLM2, Published, Shape, build, verify
+from bench.transfer.measure import Measurement, Meter
+from bench.transfer.nodes import verify
 from p2pkv.errors import IntegrityError, NotFoundError
 from p2pkv.formats.tensors import LayerGeometry, LayerKind
 from p2pkv.store.staging import open_staging
@@ -171,7 +173,7 @@ if isolate():
 def published(tmp_path: Path) -> Published:
     """The small artifact, adopted by the store in ``tmp_path``."""
     with open_store(tmp_path) as store, open_staging(tmp_path) as staging:
-        built = build(SMALL, 4 * SMALL.block_bytes, staging)
+        built = build(SMALL, random_segments(SMALL, 2), staging.write)
         store.adopt(staging.name, built.cids)
     return built
 
@@ -182,7 +184,7 @@ def report(published: Published, **changed: Any) -> dict[str, Any]:
 
 def test_all_seeders_build_the_same_artifact(tmp_path: Path, published: Published) -> None:
     with open_staging(tmp_path / "other") as staging:
-        assert build(SMALL, 4 * SMALL.block_bytes, staging) == published
+        assert build(SMALL, random_segments(SMALL, 2), staging.write) == published
 
 
 def test_what_was_fetched_whole_is_verified(tmp_path: Path, published: Published) -> None:
