@@ -3,17 +3,12 @@
 A block that is written is appended to the current pack. It is not synced unless asked: after a power cut a torn block fails
 its hash. A block that fails is forgotten and marked in its pack, so that it is fetched again. Later packs and records win over
 earlier ones of the same block.
-
-Blocks are read with ``pread`` into memory of the caller's. Mapping them would spare a copy that costs less than the page
-faults of the mapping, and a file that is cut off under a mapping ends the process that looks at it.
 """
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
-import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -22,27 +17,27 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from p2pkv.errors import IntegrityError, NotFoundError, UsageError
+from p2pkv.errors import NotFoundError, P2pkvError, UsageError
 from p2pkv.formats.cid import Cid
 from p2pkv.limits import MAX_CODED_BLOCK_BYTES, MAX_PACK_BYTES
-from p2pkv.ports import BlockReader, Buffer
+from p2pkv.ports import Buffer
 from p2pkv.store.files import os_errors, sync_paths
-from p2pkv.store.pack import Contents, PackWriter, Record, Write, bury, is_foreign, read_contents, seal
-from p2pkv.store.verified import Stamp, VerifiedLately
+from p2pkv.store.location import Location, is_pack, pack_number
+from p2pkv.store.pack import Contents, PackWriter, Record, Write, bury, is_foreign, reclaim, seal
+from p2pkv.store.stored_blocks import ONE_FILE_ONLY, StoredBlocks, damaged, not_here
+from p2pkv.store.verified import Stamp
 
 logger = logging.getLogger(__name__)
 
-# A folder in a pack's place, or a bad spot of the disk: the blocks in there are missing, and nothing else is.
-_ONE_FILE_ONLY: Final = frozenset({errno.EISDIR, errno.EIO})
-_PACK_NAME: Final = re.compile(r"[0-9]{8,}\.pack")
+_DISK_BLOCK_BYTES: Final = 512  # the unit of st_blocks (POSIX leaves it open, all systems have this one)
 
 
-class Location(NamedTuple):
-    """Where a block lies: ``size`` bytes from ``offset`` of the pack ``file``, a name in the folder of blocks."""
+class Swept(NamedTuple):
+    """Blocks that were forgotten and their bytes, and the bytes that the disk got back: more or fewer, as blocks lie."""
 
-    file: str
-    offset: int
-    size: int
+    blocks: int
+    bytes: int
+    freed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,135 +47,6 @@ class BlockTotals:
     blocks: int
     bytes: int
     damaged: int
-
-
-def read_located(folder: Path | str, location: Location, buffer: memoryview) -> memoryview:
-    """Read the bytes at ``location`` into the front of ``buffer`` and return them, unverified.
-
-    Fewer than ``location.size`` come where the file ends early. Raises UsageError for a buffer that is too short,
-    NotFoundError where the file is gone, StoreError.
-    """
-    with _opened(folder, location) as descriptor:
-        return _read_at(descriptor, location, buffer)
-
-
-def damaged(cid: Cid) -> IntegrityError:
-    """Return what to raise for a block whose bytes on this machine's disk do not have its hash."""
-    return IntegrityError(
-        f"block {cid} is damaged on this machine's disk", advice="It is fetched again; if this repeats, check the disk."
-    )
-
-
-def is_intact(blocks: BlockReader, cid: Cid) -> bool:
-    """Return whether a block is here and has its hash. Raises StoreError."""
-    try:
-        blocks.read(cid)
-    except (NotFoundError, IntegrityError):
-        return False
-    return True
-
-
-def is_pack(name: str) -> bool:
-    """Return whether ``name`` is what a pack in the folder of blocks is called, so that it leads nowhere else."""
-    return _PACK_NAME.fullmatch(name) is not None
-
-
-class StoredBlocks:
-    """The blocks under ``folder`` as they lie when this is made; any thread may read them. Raises StoreError."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = os.fspath(folder)
-        self.verified = VerifiedLately()
-        self._index: dict[bytes, Location] = {}
-        with os_errors(f"read the packs in {folder}"):
-            self._load()
-
-    def has(self, cid: Cid) -> bool:
-        """Return whether the block is here; only reading tells whether it is intact."""
-        return cid.binary in self._index
-
-    def locate(self, cid: Cid) -> Location | None:
-        """Return where the block lies, ``None`` where it is not here."""
-        return self._index.get(cid.binary)
-
-    def size(self, cid: Cid) -> int:
-        """Return the bytes of the block. Raises NotFoundError."""
-        return self._find(cid).size
-
-    def read(self, cid: Cid) -> bytes:
-        """Return the verified bytes of a block.
-
-        Raises NotFoundError; IntegrityError for bytes that do not hash to ``cid``, which are then forgotten; StoreError.
-        """
-        location = self._find(cid)
-        with self._gone_means_missing(cid, location), _opened(self.folder, location) as descriptor:
-            data = os.pread(descriptor, location.size, location.offset)
-        if not cid.matches(data):
-            raise self._damage(cid, location)
-        return data
-
-    def read_into(self, cid: Cid, buffer: bytearray | memoryview) -> int:
-        """Read a block into the front of ``buffer`` for somebody who verifies it, and return its size in bytes.
-
-        It is verified here too, unless it was lately (``verified``). What is in ``buffer`` after an error is not to be used.
-        Raises what :meth:`read` raises, and UsageError where the buffer is too short.
-        """
-        location = self._find(cid)
-        with self._gone_means_missing(cid, location), _opened(self.folder, location) as descriptor:
-            stamp = Stamp.of(descriptor)
-            data = _read_at(descriptor, location, memoryview(buffer).cast("B"))
-        if not self.verified.has(location.file, stamp, cid.binary):
-            if not cid.matches(data):
-                raise self._damage(cid, location)
-            self.verified.add(location.file, stamp, [cid.binary])
-        return location.size
-
-    def _load(self) -> None:
-        for name in sorted(filter(is_pack, os.listdir(self.folder)), key=_number):
-            try:
-                contents = self._read_pack(f"{self.folder}/{name}")
-            except FileNotFoundError:
-                continue  # the process that may change them removed it just now
-            except OSError as error:
-                if error.errno not in _ONE_FILE_ONLY:
-                    raise
-                logger.warning("the blocks in %s/%s are passed over: %s", self.folder, name, error.strerror)
-                continue
-            self._add(name, contents.records)
-
-    def _read_pack(self, path: str) -> Contents:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return read_contents(descriptor)
-        finally:
-            os.close(descriptor)
-
-    def _add(self, name: str, records: Iterable[Record]) -> None:
-        for record in records:
-            self._index[record.cid] = Location(name, record.offset, record.size)
-
-    def _find(self, cid: Cid) -> Location:
-        location = self._index.get(cid.binary)
-        if location is None:
-            raise _not_here(cid)
-        return location
-
-    @contextmanager
-    def _gone_means_missing(self, cid: Cid, location: Location) -> Iterator[None]:
-        try:
-            yield
-        except NotFoundError:
-            self._forget(cid, location)
-            raise _not_here(cid) from None
-
-    def _damage(self, cid: Cid, location: Location) -> IntegrityError:
-        self._forget(cid, location)
-        return damaged(cid)
-
-    def _forget(self, cid: Cid, location: Location) -> None:
-        """Drop a location, unless a good one took its place meanwhile."""
-        if self._index.get(cid.binary) is location:
-            self._index.pop(cid.binary, None)  # another thread may find the same damage
 
 
 class BlockPacks(StoredBlocks):
@@ -197,6 +63,8 @@ class BlockPacks(StoredBlocks):
         self._next_number = 1
         self._bytes = 0
         self._damaged = 0
+        self._used: set[bytes] | None = None  # binary CIDs, while somebody wants to know
+        self._swept: set[bytes] = set()  # by the last sweep
         super().__init__(folder)
 
     def close(self) -> None:
@@ -248,8 +116,74 @@ class BlockPacks(StoredBlocks):
         with self._lock:
             return BlockTotals(len(self._index), self._bytes, self._damaged)
 
+    # --- what is not needed any more -----------------------------------------------------------------------------------
+
+    def sizes(self) -> dict[bytes, int]:
+        """Return the bytes of every block by its binary CID."""
+        with self._lock:
+            return {cid: location.size for cid, location in self._index.items()}
+
+    def peek(self, cid: Cid) -> bytes:
+        """As :meth:`read`, for whoever decides what is swept: it does not count as a use."""
+        location = self._index.get(cid.binary)
+        if location is None:
+            raise not_here(cid)
+        return self._read(cid, location)
+
+    @contextmanager
+    def noting_uses(self) -> Iterator[None]:
+        """Take note of every block that is asked for or added from here on: :meth:`sweep` spares it. One at a time."""
+        self._used = set()
+        try:
+            yield
+        finally:
+            self._used = None
+
+    def sweep(self, garbage: Iterable[bytes]) -> Swept:
+        """Forget the blocks with these binary CIDs, unless they were used meanwhile, and give room back to the disk.
+
+        Within :meth:`noting_uses`. Room is given back in all packs, also of what was replaced or found damaged earlier. Works
+        on a full disk. Raises StoreError.
+        """
+        with os_errors("give room back to the disk"):
+            with self._lock:
+                self._retire()  # whatever is written from now on goes to a pack that is not looked at
+                swept = self._forget_unused(garbage)
+                live: dict[str, set[int]] = {name: set() for name in filter(is_pack, os.listdir(self.folder))}
+                for location in self._index.values():
+                    live.setdefault(location.file, set()).add(location.offset)
+            freed = sum(self._reclaim(name, offsets) for name, offsets in live.items())
+        return Swept(*swept, freed)
+
+    def _forget_unused(self, garbage: Iterable[bytes]) -> tuple[int, int]:
+        used = self._used
+        assert used is not None, "only who notes the uses may sweep"
+        self._swept = {cid for cid in garbage if cid in self._index and cid not in used}
+        # Before their bytes go: who reads them now looks here again afterwards.
+        size = sum(self._index.pop(cid).size for cid in self._swept)
+        self._bytes -= size
+        return len(self._swept), size
+
+    def _reclaim(self, name: str, live: set[int]) -> int:
+        """Give back what is dead in one pack, and return the bytes that the disk got."""
+        path = f"{self.folder}/{name}"
+        with self._lock:
+            try:
+                before = os.stat(path).st_blocks * _DISK_BLOCK_BYTES
+                if live:
+                    _change(path, partial(reclaim, live=live))
+                elif not _is_foreign(path):
+                    os.unlink(path)
+                    self.verified.forget(name)
+                    return before
+                return before - os.stat(path).st_blocks * _DISK_BLOCK_BYTES
+            except OSError as error:
+                if error.errno not in ONE_FILE_ONLY and not isinstance(error, FileNotFoundError):
+                    raise
+                return 0
+
     def _read_pack(self, path: str) -> Contents:
-        self._next_number = max(self._next_number, _number(os.path.basename(path)) + 1)
+        self._next_number = max(self._next_number, pack_number(os.path.basename(path)) + 1)
         contents = super()._read_pack(path)
         if not contents.sealed:
             # A disk that is full or read-only costs later starts a walk, and nobody a block.
@@ -257,8 +191,28 @@ class BlockPacks(StoredBlocks):
                 _change(path, partial(_tidy, path, contents))
         return contents
 
+    def has(self, cid: Cid) -> bool:
+        self._note_use(cid)
+        return super().has(cid)
+
+    def locate(self, cid: Cid) -> Location | None:
+        self._note_use(cid)
+        return super().locate(cid)
+
+    def _find(self, cid: Cid) -> Location:
+        self._note_use(cid)
+        return super()._find(cid)
+
+    def _note_use(self, cid: Cid) -> None:
+        used = self._used
+        if used is not None:
+            used.add(cid.binary)
+
     def _add(self, name: str, records: Iterable[Record]) -> None:
+        used = self._used
         for record in records:
+            if used is not None:
+                used.add(record.cid)
             replaced = self._index.get(record.cid)
             self._index[record.cid] = Location(name, record.offset, record.size)
             self._bytes += record.size - (replaced.size if replaced is not None else 0)
@@ -280,7 +234,9 @@ class BlockPacks(StoredBlocks):
                 del self._index[cid.binary]
                 self._bytes -= location.size
 
-    def _damage(self, cid: Cid, location: Location) -> IntegrityError:
+    def _damage(self, cid: Cid, location: Location) -> P2pkvError:
+        if cid.binary in self._swept and cid.binary not in self._index:
+            return not_here(cid)  # it was swept while it was read
         self._forget(cid, location)
         record = Record(cid.binary, location.offset, location.size)
         with self._lock:
@@ -319,46 +275,17 @@ def _tidy(path: str, contents: Contents, descriptor: int) -> None:
         os.unlink(path)
 
 
+def _is_foreign(path: str) -> bool:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return is_foreign(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _change(path: str, change: Callable[[int], object]) -> None:
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         change(descriptor)
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def _opened(folder: Path | str, location: Location) -> Iterator[int]:
-    """Open the pack of a block, for reading. Raises NotFoundError, StoreError; maps every OSError of the block."""
-    with os_errors(f"read {location.file}"):
-        try:
-            descriptor = os.open(f"{folder}/{location.file}", os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            raise NotFoundError(f"{location.file} is gone") from None
-        try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
-
-
-def _read_at(descriptor: int, location: Location, buffer: memoryview) -> memoryview:
-    """As :func:`read_located`, from the open pack. Raises UsageError, OSError."""
-    if location.size > len(buffer):
-        raise UsageError(f"a block of {location.size} bytes does not fit a buffer of {len(buffer)}")
-    filled = os.preadv(descriptor, [buffer[: location.size]], location.offset)
-    while filled < location.size:
-        count = os.preadv(descriptor, [buffer[filled : location.size]], location.offset + filled)
-        if count == 0:
-            break
-        filled += count
-    return buffer[:filled]
-
-
-def _not_here(cid: Cid) -> NotFoundError:
-    return NotFoundError(
-        f"block {cid} is not stored here", advice="Fetch the artifact that it belongs to; what is here is kept."
-    )
-
-
-def _number(name: str) -> int:
-    return int(name.partition(".")[0])

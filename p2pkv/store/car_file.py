@@ -18,9 +18,9 @@ from p2pkv.formats.car import CarDecoder, encode_header, encode_section, section
 from p2pkv.formats.cid import Cid, Codec
 from p2pkv.formats.envelope import Envelope
 from p2pkv.formats.manifest import Manifest
-from p2pkv.store.blocks import StoredBlocks, is_intact
 from p2pkv.store.files import os_errors, replacement
 from p2pkv.store.staging import Staging
+from p2pkv.store.stored_blocks import StoredBlocks, is_intact
 from p2pkv.units import MIB
 
 Progress: TypeAlias = Callable[[int, int], None]

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import secrets
@@ -35,6 +36,10 @@ _BY_ERRNO: Final[dict[int, tuple[type[MachineError], str | None]]] = {
     errno.EPERM: (StoreError, _PERMISSIONS),
     errno.EROFS: (StoreError, _PERMISSIONS),
 }
+
+
+# fallocate(2): give the room back, leave the size. The two have these values on every Linux.
+_PUNCH_HOLE: Final = 0x02 | 0x01
 
 
 def map_os_error(error: OSError, action: str) -> MachineError:
@@ -139,3 +144,50 @@ def _sync(path: str | Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+class Reserve:
+    """A file that keeps some room for the time when the disk is full, so that what was stored can be taken away even then."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        self._path = path
+        self._size = size
+
+    def refill(self) -> None:
+        """Take the room, where there is any."""
+        with suppress(OSError):
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(descriptor, 0, self._size)
+            finally:
+                os.close(descriptor)
+
+    def spend_on(self, work: Callable[[], Result]) -> Result:
+        """Do ``work``, once more with the room of the reserve where the disk has none. Raises what ``work`` raises."""
+        try:
+            return work()
+        except DiskFullError:
+            with suppress(FileNotFoundError), os_errors("give up the reserve"):
+                os.unlink(self._path)
+            return work()
+
+
+def punch_hole(descriptor: int, offset: int, length: int) -> bool:
+    """Give the room of these bytes back to the disk, and return whether it could; they read as zeros then.
+
+    It needs no room itself. Not every system and file system can.
+    """
+    if _FALLOCATE is None or length <= 0:
+        return False
+    return bool(_FALLOCATE(descriptor, _PUNCH_HOLE, offset, length) == 0)
+
+
+def _find_fallocate() -> Callable[[int, int, int, int], int] | None:
+    """Return fallocate(2) of the C library: `os` has the portable half of it only, which cannot give back."""
+    function = getattr(ctypes.CDLL(None, use_errno=True), "fallocate64", None)
+    if function is not None:
+        function.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    return function
+
+
+_FALLOCATE: Final = _find_fallocate()

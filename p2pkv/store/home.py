@@ -1,6 +1,7 @@
 """The p2pkv home: one folder per node, one process at a time.
 
-The lock is the kernel's (``flock``), so it ends with its process, whatever ends that; the pid inside only names it.
+The lock is the kernel's (``flock``), so it ends with its process, whatever ends that. The pid inside
+only names the holder, and is believed where the system confirms it.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import hashlib
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,10 +21,11 @@ from typing import Final
 import platformdirs
 
 from p2pkv.errors import HomeLockedError, StoreError
-from p2pkv.limits import MAX_SOCKET_PATH_BYTES
+from p2pkv.limits import LOCK_PATIENCE_S, MAX_SOCKET_PATH_BYTES
 from p2pkv.store.files import os_errors
 
 _PID_BYTES: Final = 20
+_LOCK_PAUSE_S: Final = 0.02
 
 
 def default_home() -> Path:
@@ -45,6 +48,10 @@ class HomeLayout:
     @property
     def index(self) -> Path:
         return self.home / "index.sqlite"
+
+    @property
+    def reserve(self) -> Path:
+        return self.home / "reserve"
 
     @property
     def blocks(self) -> Path:
@@ -110,27 +117,132 @@ class HomeLayout:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Whoever holds a home: ``pid`` as its lock file says, ``None`` where it says nothing.
+
+    ``confirmed``: a process of this machine with that pid was seen to hold it. Else the holder may run in another container or
+    on another machine, where numbers mean other processes, or the system does not tell.
+    """
+
+    pid: int | None
+    confirmed: bool
+
+
+# The locks of this process, for children that are forked and execute nothing else.
+_held: Final[set[int]] = set()
+
+
+def _let_go() -> None:
+    """Close a forked child's copies: a lock lives as long as any copy is open, also beyond the process that took it."""
+    for descriptor in _held:
+        os.close(descriptor)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
 @contextmanager
 def lock_home(home: Path) -> Iterator[None]:
-    """Hold ``home``, which exists, for this process. Raises HomeLockedError with the holder's pid, StoreError."""
+    """Hold ``home``, which exists, for this process.
+
+    Waits for at most LOCK_PATIENCE_S. Raises HomeLockedError, which names the holder as far as it is certain; StoreError.
+    """
     path = HomeLayout(home).lock
     with os_errors(f"open the lock {path}"):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    _held.add(descriptor)
     try:
         with os_errors(f"lock {path}"):
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise HomeLockedError(f"{_holder(descriptor)} uses the home {home}") from None
+            if not _take(descriptor):
+                raise _locked(home, _holder(descriptor))
+        with suppress(OSError):  # a full disk has no room for the name; the lock holds without it
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
-        yield
-        # The file stays: were it removed, two processes could each hold the lock of "the" file.
-        os.ftruncate(descriptor, 0)
-    finally:
+    except BaseException:
+        _held.discard(descriptor)
         os.close(descriptor)
+        raise
+    try:
+        yield
+    finally:
+        if descriptor in _held:  # not in a forked child
+            _held.remove(descriptor)
+            # The file stays: were it removed, two processes could each hold the lock of "the" file.
+            with suppress(OSError):
+                os.ftruncate(descriptor, 0)
+            os.close(descriptor)
 
 
-def _holder(descriptor: int) -> str:
+def find_holder(home: Path) -> Holder | None:
+    """Return who holds ``home``, ``None`` where nobody does. Changes nothing. Raises StoreError."""
+    path = HomeLayout(home).lock
+    with os_errors(f"look at the lock {path}"):
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            # Shared, and for an instant: whoever starts meanwhile waits for longer than that.
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _holder(descriptor)
+        finally:
+            os.close(descriptor)
+    return None
+
+
+def _take(descriptor: int) -> bool:
+    """Take the lock, and return whether it came free within LOCK_PATIENCE_S. Raises OSError."""
+    deadline = time.monotonic() + LOCK_PATIENCE_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_LOCK_PAUSE_S)
+        else:
+            return True
+
+
+def _holder(descriptor: int) -> Holder:
     text = os.pread(descriptor, _PID_BYTES, 0).strip()
-    return f"process {int(text)}" if text.isdigit() else "another process"
+    if not text.isdigit():
+        return Holder(None, confirmed=False)
+    return Holder(int(text), _holds(int(text), descriptor))
+
+
+def _holds(pid: int, descriptor: int) -> bool:
+    """Return whether the process ``pid`` of this machine has locked the file of ``descriptor``, as far as it can be seen.
+
+    The number alone proves nothing: it may be of another container's process, even equal to our own, or of one that has ended.
+    """
+    ours = os.fstat(descriptor)
+    try:
+        numbers = os.listdir(f"/proc/{pid}/fd")
+    except OSError:  # no such process, not ours to look at, or a system without /proc
+        return False
+    for number in numbers:
+        with suppress(OSError):  # closed meanwhile
+            if os.path.samestat(os.stat(f"/proc/{pid}/fd/{number}"), ours):
+                with open(f"/proc/{pid}/fdinfo/{number}", encoding="ascii") as info:
+                    if any(line.startswith("lock:") and "FLOCK" in line for line in info):
+                        return True
+    return False
+
+
+def _locked(home: Path, holder: Holder) -> HomeLockedError:
+    if holder.confirmed:
+        return HomeLockedError(
+            f"process {holder.pid} uses the home {home}",
+            advice=f"Use the node that runs (`p2pkv status`), end it with `kill {holder.pid}`, or choose another home with "
+            "--home or P2PKV_HOME.",
+        )
+    hint = "" if holder.pid is None else f"; its lock file says {holder.pid}, which no process of this machine confirms"
+    return HomeLockedError(
+        f"another process uses the home {home}{hint}",
+        advice="It may run in another container or on another machine: end it there, or choose another home with --home or "
+        "P2PKV_HOME.",
+    )

@@ -19,15 +19,15 @@ import errno
 import os
 import secrets
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple, TypeAlias
 
-from p2pkv.errors import CidError
-from p2pkv.formats.cid import CID_BYTES, Cid
+from p2pkv.formats.cid import CID_BYTES, Cid, is_binary_cid
 from p2pkv.formats.hashing import DIGEST_BYTES, digest
 from p2pkv.limits import MAX_CODED_BLOCK_BYTES, READY_STEP_BYTES
 from p2pkv.ports import Buffer
+from p2pkv.store.files import punch_hole
 
 ALIGNMENT: Final = 64
 MAGIC: Final = b"p2pkvPK1"
@@ -148,6 +148,27 @@ def bury(descriptor: int, record: Record) -> None:
         _write_table(descriptor, table._replace(records=[other for other in table.records if other != record]))
 
 
+def reclaim(descriptor: int, live: Container[int]) -> list[Record]:
+    """Mark as dead every record whose block does not begin at a ``live`` offset, give the room back, and return who lives.
+
+    Works on a full disk. Killed anywhere in it, the pack has the same live records, or those from before. Raises OSError.
+    """
+    size = os.fstat(descriptor).st_size
+    contents = _read_table(descriptor, size) or _walk(descriptor, size)
+    contents = Contents([record for record in contents.records if record.offset in live], contents.end, sealed=True)
+    lives = set(contents.records)
+    dead = [record for record in _walk(descriptor, size, dead=True).records if record not in lives]
+    for record in dead:
+        write_at(descriptor, [_DEAD], record.offset - ALIGNMENT)
+    with suppress(OSError):  # without a table the next start walks
+        _write_table(descriptor, contents)
+    # A table that still has the dead would lead to zeros.
+    if _read_table(descriptor, os.fstat(descriptor).st_size) in (None, contents):
+        for record in dead:
+            punch_hole(descriptor, record.offset, record.size)
+    return contents.records
+
+
 def is_foreign(descriptor: int) -> bool:
     """Return whether a file begins as no pack of this version does, however torn. Raises OSError."""
     head = os.pread(descriptor, len(MAGIC), 0)
@@ -197,7 +218,8 @@ def _table_digest(descriptor: int, entries: bytes) -> bytes:
     return digest(os.pread(descriptor, SALT_BYTES, len(MAGIC)) + entries)
 
 
-def _walk(descriptor: int, size: int) -> Contents:
+def _walk(descriptor: int, size: int, *, dead: bool = False) -> Contents:
+    """Read the records one by one, those that are marked as dead only with ``dead``."""
     records: list[Record] = []
     end = ALIGNMENT if os.pread(descriptor, len(MAGIC), 0) == MAGIC else 0
     while end:
@@ -208,10 +230,8 @@ def _walk(descriptor: int, size: int) -> Contents:
         offset = end + ALIGNMENT
         if tag not in (_LIVE, _DEAD) or length > MAX_CODED_BLOCK_BYTES or offset + length > size:
             break
-        if tag == _LIVE:
-            try:
-                Cid.from_bytes(binary)
-            except CidError:
+        if tag == _LIVE or dead:
+            if not is_binary_cid(binary):
                 break
             records.append(Record(binary, offset, length))
         end = offset + length + -length % ALIGNMENT

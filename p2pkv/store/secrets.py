@@ -75,12 +75,17 @@ def read_publisher_key(path: Path) -> bytes:
     return _read(path, _PUBLISHER)
 
 
+def read_node_key(path: Path) -> bytes:
+    """Return the 32-byte seed of a node's identity in ``path``. Raises KeyFileError, UnknownVersionError, StoreError."""
+    return _read(path, _NODE)
+
+
 def load_or_create_node_seed(home: Path) -> bytes:
     """Return the 32-byte seed of this node's identity, made on the first call. Raises what reading and writing one raise."""
     path = HomeLayout(home).node_key
     if not path.exists():
         write_secret(path, _encode(_NODE, secrets.token_bytes(SEED_BYTES)))
-    return _read(path, _NODE)
+    return read_node_key(path)
 
 
 def _encode(kind: str, seed: bytes) -> bytes:

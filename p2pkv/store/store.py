@@ -1,18 +1,29 @@
-"""One node's store: packs of blocks and index under one locked home; the real :class:`~p2pkv.ports.BlockStore`."""
+"""One node's store: packs of blocks and index under one locked home; the real BlockStore and Catalog of the drivers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from p2pkv.artifact.match import Match
+from p2pkv.artifact.read import Artifact
+from p2pkv.errors import UsageError
 from p2pkv.formats.cid import Cid
+from p2pkv.limits import RESERVE_BYTES
 from p2pkv.ports import Buffer
 from p2pkv.store import staging
-from p2pkv.store.blocks import BlockPacks, Location
+from p2pkv.store.blocks import BlockPacks
+from p2pkv.store.collect import Collector
+from p2pkv.store.database import Database
+from p2pkv.store.downloads import Downloads
+from p2pkv.store.files import Reserve
+from p2pkv.store.holds import Holds
 from p2pkv.store.home import HomeLayout, lock_home
 from p2pkv.store.index import ArtifactIndex
+from p2pkv.store.location import Location
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +38,17 @@ class StoreStatistics:
 
 
 class Store:
-    """Blocks and index, used together. Every method may be called from any thread; see the parts for their errors."""
+    """Blocks, index, holds, downloads and collector. Any thread may call any method; see the parts for their errors."""
 
-    def __init__(self, layout: HomeLayout, blocks: BlockPacks, index: ArtifactIndex) -> None:
+    def __init__(self, layout: HomeLayout, blocks: BlockPacks, database: Database, *, quota: int = 0) -> None:
         self.layout = layout
         self.blocks = blocks
-        self.index = index
+        self.database = database
+        self.index = ArtifactIndex(database)
+        self.holds = Holds(database)
+        self.downloads = Downloads(database)
+        self._reserve = _reserve(layout)
+        self.collector = Collector(database, blocks, self._reserve, quota=quota)
 
     def has(self, cid: Cid) -> bool:
         return self.blocks.has(cid)
@@ -52,12 +68,33 @@ class Store:
     def write(self, cid: Cid, data: Buffer) -> None:
         self.blocks.write(cid, data)
 
+    def match(self, chain_keys: Sequence[bytes]) -> Sequence[Match]:
+        return self.index.match(chain_keys)
+
+    def add_artifact(self, artifact: Artifact, held: frozenset[int]) -> None:
+        self.index.add_artifact(artifact, held)
+
+    def lease(self, manifest: Cid, seconds: float) -> int:
+        return self.holds.lease(manifest, seconds)
+
+    def renew(self, lease: int, seconds: float) -> None:
+        self.holds.renew(lease, seconds)
+
     def adopt(self, name: str, cids: Sequence[Cid]) -> None:
         """Take over the blocks of a staging folder, checked and durable; see :func:`p2pkv.store.staging.adopt`.
 
         To publish: adopt, then ``index.add_artifact(..., durable=True)``, then announce.
         """
         staging.adopt(self.layout, self.blocks, name, cids)
+
+    def remove(self, manifest: Cid) -> bool:
+        """Take an artifact off the list, durably; return whether it was there. Raises UsageError for one that is pinned."""
+        names = [pin.name for pin in self.holds.pins() if pin.manifest_cid == manifest]
+        if names:
+            raise UsageError(
+                f"{manifest} is pinned as {', '.join(names)}", advice=f"Take the pin away first: p2pkv unpin {names[0]}"
+            )
+        return self._reserve.spend_on(partial(self.index.remove_artifact, manifest))
 
     def statistics(self) -> StoreStatistics:
         """Return a frozen view."""
@@ -67,8 +104,8 @@ class Store:
 
 
 @contextmanager
-def open_store(home: Path) -> Iterator[Store]:
-    """Open the store under ``home``, created where missing, for this process alone.
+def open_store(home: Path, *, quota: int = 0) -> Iterator[Store]:
+    """Open the store under ``home``, created where missing, for this process alone. ``quota``: see :class:`Collector`.
 
     What dead publishers left is removed. Raises HomeLockedError with the pid of the process that has
     it open, UnknownVersionError for the index of a newer p2pkv, DiskFullError, StoreError.
@@ -77,5 +114,13 @@ def open_store(home: Path) -> Iterator[Store]:
     layout.create()
     with lock_home(home):
         staging.clear_stale_staging(layout)
-        with closing(BlockPacks(layout.blocks)) as blocks, closing(ArtifactIndex(layout.index)) as index:
-            yield Store(layout, blocks, index)
+        with (
+            closing(BlockPacks(layout.blocks)) as blocks,
+            closing(_reserve(layout).spend_on(partial(Database, layout.index))) as database,
+        ):
+            _reserve(layout).refill()
+            yield Store(layout, blocks, database, quota=quota)
+
+
+def _reserve(layout: HomeLayout) -> Reserve:
+    return Reserve(layout.reserve, RESERVE_BYTES)

@@ -56,5 +56,9 @@ class VerifiedLately:
             known = self._files[file] = _File(stamp, self._clock())
         known.blocks.update(cids)
 
+    def forget(self, file: str) -> None:
+        """Drop a file that is gone."""
+        self._files.pop(file, None)
+
     def _counts(self, known: _File, stamp: Stamp) -> bool:
         return known.stamp == stamp and self._clock() - known.since < REVERIFY_AFTER_S

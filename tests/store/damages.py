@@ -11,8 +11,10 @@ import pytest
 
 from p2pkv.formats.cid import Cid
 from p2pkv.limits import MAX_CODED_BLOCK_BYTES
-from p2pkv.store.blocks import BlockPacks, Location, StoredBlocks
+from p2pkv.store.blocks import BlockPacks
+from p2pkv.store.location import Location
 from p2pkv.store.pack import Contents, read_contents
+from p2pkv.store.stored_blocks import StoredBlocks
 from p2pkv.units import KIB
 
 DATA = os.urandom(192 * KIB)

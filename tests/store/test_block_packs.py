@@ -17,7 +17,9 @@ from p2pkv.errors import IntegrityError, NotFoundError, StoreError
 from p2pkv.formats.cid import Cid
 from p2pkv.limits import READY_STEP_BYTES
 from p2pkv.store import blocks as blocks_module, pack as pack_module
-from p2pkv.store.blocks import BlockPacks, BlockTotals, Location, StoredBlocks
+from p2pkv.store.blocks import BlockPacks, BlockTotals
+from p2pkv.store.location import Location
+from p2pkv.store.stored_blocks import StoredBlocks
 from tests.store import packs
 from tests.store.damages import (
     CID,

@@ -13,8 +13,10 @@ from p2pkv.errors import DiskFullError, IntegrityError, NotFoundError, P2pkvErro
 from p2pkv.formats.cid import Cid
 from p2pkv.limits import MAX_CODED_BLOCK_BYTES
 from p2pkv.store import files
-from p2pkv.store.blocks import BlockPacks, BlockTotals, Location, StoredBlocks, is_pack, read_located
+from p2pkv.store.blocks import BlockPacks, BlockTotals
 from p2pkv.store.files import map_os_error
+from p2pkv.store.location import Location, is_pack, read_located
+from p2pkv.store.stored_blocks import StoredBlocks
 from p2pkv.units import KIB, MIB
 from tests.store import packs
 from tests.store.damages import (

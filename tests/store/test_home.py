@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 
 from p2pkv.errors import HomeLockedError, StoreError
 from p2pkv.limits import MAX_SOCKET_PATH_BYTES
-from p2pkv.store.home import HomeLayout, default_home, lock_home
+from p2pkv.store.home import Holder, HomeLayout, default_home, find_holder, lock_home
 from p2pkv.store.store import open_store
 
 HOLDER = """
@@ -27,10 +28,64 @@ with open_store(Path(sys.argv[1])):
 """
 
 
+# The parent holds the home; the child, forked and nothing else, outlives it until its stdin ends.
+PARENT = """
+import os, sys
+from pathlib import Path
+from p2pkv.store.store import open_store
+with open_store(Path(sys.argv[1])):
+    if os.fork():
+        print("open", flush=True)
+    sys.stdin.read()
+"""
+
+# The child leaves the block, as one that fails does, and the parent stays.
+LEAVING = """
+import os, sys
+from pathlib import Path
+from p2pkv.store.home import lock_home
+with lock_home(Path(sys.argv[1])):
+    child = os.fork()
+    if child:
+        print("open" if os.waitpid(child, 0)[1] == 0 else "it failed", flush=True)
+        sys.stdin.read()
+"""
+
+LOOKER = """
+import sys
+from pathlib import Path
+from p2pkv.store.home import find_holder
+print("open", flush=True)
+while True:
+    find_holder(Path(sys.argv[1]))
+"""
+
+OPENER = """
+import sys
+from pathlib import Path
+from p2pkv.errors import HomeLockedError
+from p2pkv.store.store import open_store
+try:
+    with open_store(Path(sys.argv[1])):
+        print("open")
+except HomeLockedError as error:
+    print(error.message)
+"""
+
+# What Linux's pid namespaces are for: a container, in which numbers mean other processes.
+CONTAINER = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+
+
+def require_containers() -> None:
+    if shutil.which("unshare") is None or subprocess.run([*CONTAINER, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this user may not make pid namespaces here")
+
+
 @contextmanager
-def holder(home: Path) -> Iterator[subprocess.Popen[bytes]]:
+def holder(home: Path, *, code: str = HOLDER, wrap: Sequence[str] = ()) -> Iterator[subprocess.Popen[bytes]]:
     """Run another process that has ``home`` open, until it is told to end or killed."""
-    with subprocess.Popen([sys.executable, "-c", HOLDER, str(home)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    command = [*wrap, sys.executable, "-c", code, str(home)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == b"open\n"
@@ -53,7 +108,9 @@ def test_a_second_process_is_told_who_holds_the_home(tmp_path: Path) -> None:
     with holder(tmp_path) as process:
         with pytest.raises(HomeLockedError, match=f"process {process.pid} uses") as caught, open_store(tmp_path):
             pass
+        assert f"kill {process.pid}" in caught.value.advice
         assert "P2PKV_HOME" in caught.value.advice
+        assert find_holder(tmp_path) == Holder(process.pid, confirmed=True)
 
 
 def test_a_killed_holder_blocks_nobody(tmp_path: Path) -> None:
@@ -61,8 +118,74 @@ def test_a_killed_holder_blocks_nobody(tmp_path: Path) -> None:
         process.send_signal(signal.SIGKILL)
         process.wait(timeout=20)
         assert HomeLayout(tmp_path).lock.read_text() == f"{process.pid}\n"
+        assert find_holder(tmp_path) is None
         with open_store(tmp_path):
             pass
+
+
+def test_a_holder_that_is_just_being_killed_is_waited_for(tmp_path: Path) -> None:
+    for _ in range(10):
+        with holder(tmp_path) as process:
+            process.kill()  # and nobody waits for its end
+            with open_store(tmp_path):
+                pass
+
+
+def test_a_forked_child_does_not_keep_the_home_of_its_parent(tmp_path: Path) -> None:
+    with holder(tmp_path, code=PARENT) as parent:
+        assert find_holder(tmp_path) == Holder(parent.pid, confirmed=True)
+        parent.kill()
+        parent.wait(timeout=20)
+        with open_store(tmp_path):
+            pass
+
+
+def test_a_forked_child_that_leaves_takes_nothing_away(tmp_path: Path) -> None:
+    with holder(tmp_path, code=LEAVING) as parent:
+        assert find_holder(tmp_path) == Holder(parent.pid, confirmed=True)
+
+
+def test_looking_who_holds_the_home_keeps_nobody_from_it(tmp_path: Path) -> None:
+    with lock_home(tmp_path):
+        pass
+    with holder(tmp_path, code=LOOKER):
+        for _ in range(300):
+            with lock_home(tmp_path):
+                pass
+
+
+@pytest.mark.parametrize("pid", ["living", "own", "nobody's"])
+def test_a_number_that_is_not_the_holders_is_never_said_to_hold_it(tmp_path: Path, pid: str) -> None:
+    """As after a recycled pid: the number in the file is that of somebody else."""
+    with holder(tmp_path), holder(tmp_path / "other") as bystander:
+        number = {"living": bystander.pid, "own": os.getpid(), "nobody's": 2**22 + 1}[pid]
+        HomeLayout(tmp_path).lock.write_text(f"{number}\n")
+        assert find_holder(tmp_path) == Holder(number, confirmed=False)
+        with pytest.raises(HomeLockedError, match=f"^another process uses the home {tmp_path}; its lock file says {number}, "):
+            open_store(tmp_path).__enter__()
+
+
+def test_a_holder_in_another_container_is_not_taken_for_a_process_of_this_one(tmp_path: Path) -> None:
+    require_containers()
+    with holder(tmp_path, wrap=CONTAINER):
+        assert HomeLayout(tmp_path).lock.read_text() == "1\n"
+        assert find_holder(tmp_path) == Holder(1, confirmed=False)
+        # The second one is process 1 too, and has the lock file open: it must not take itself for the holder.
+        command = [*CONTAINER, sys.executable, "-c", OPENER, str(tmp_path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+        assert done.stdout.startswith(f"another process uses the home {tmp_path}; its lock file says 1, ")
+
+
+def test_the_home_can_be_held_where_nothing_can_be_written(tmp_path: Path) -> None:
+    """As on a full disk: only the holder's name is missing then."""
+    code = (
+        "import resource; from pathlib import Path; from p2pkv.store.home import find_holder, lock_home; "
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); home = Path({str(tmp_path)!r})\n"
+        "with lock_home(home): print(find_holder(home))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout == f"{Holder(None, confirmed=False)}\n"
+    assert find_holder(tmp_path) is None
 
 
 def test_the_lock_holds_within_one_process_and_ends_with_its_block(tmp_path: Path) -> None:
@@ -75,7 +198,7 @@ def test_the_lock_holds_within_one_process_and_ends_with_its_block(tmp_path: Pat
 def test_a_lock_file_without_a_pid_still_names_the_home(tmp_path: Path) -> None:
     with lock_home(tmp_path):
         HomeLayout(tmp_path).lock.write_text("")
-        with pytest.raises(HomeLockedError, match=f"another process uses the home {tmp_path}"), lock_home(tmp_path):
+        with pytest.raises(HomeLockedError, match=rf"another process uses the home {tmp_path} \["), lock_home(tmp_path):
             pass
 
 

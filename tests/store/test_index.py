@@ -13,9 +13,11 @@ import pytest
 from p2pkv.errors import DiskFullError, NotFoundError, StoreError, UnknownVersionError, UsageError
 from p2pkv.formats.cid import Cid
 from p2pkv.limits import MAX_QUERY_KEYS, MAX_QUERY_MATCHES
+from p2pkv.store.database import Database
 from p2pkv.store.index import ArtifactIndex
 from p2pkv.store.store import open_store
 from tests.store.builders import OTHER_DID, Artifact, make_artifact, tokens
+from tests.support.index import open_index
 
 LONG = make_artifact(tokens(9, 10))
 SHORT = make_artifact(tokens(3))
@@ -24,7 +26,7 @@ OTHER = make_artifact(tokens(4, seed=1))
 
 @pytest.fixture
 def index(tmp_path: Path) -> Iterator[ArtifactIndex]:
-    with closing(ArtifactIndex(tmp_path / "index.sqlite", clock=lambda: 1000.9)) as index:
+    with open_index(tmp_path / "index.sqlite", clock=lambda: 1000.9) as index:
         yield index
 
 
@@ -108,7 +110,7 @@ def test_rows_say_what_the_manifest_said(index: ArtifactIndex) -> None:
 
 def test_use_is_noted(tmp_path: Path) -> None:
     now = [1.0]
-    with closing(ArtifactIndex(tmp_path / "index", clock=lambda: now[0])) as index:
+    with open_index(tmp_path / "index", clock=lambda: now[0]) as index:
         add(index, SHORT)
         now[0] = 2.0
         index.touch(SHORT.manifest_cid)
@@ -135,30 +137,30 @@ def test_the_newest_is_listed_first_and_removal_forgets_all(index: ArtifactIndex
 
 def test_what_was_added_is_there_after_reopening(tmp_path: Path) -> None:
     for durable in (False, True):
-        with closing(ArtifactIndex(tmp_path / "index")) as index:
+        with open_index(tmp_path / "index") as index:
             artifact = LONG if durable else OTHER
             index.add_artifact(artifact.opened, [0], durable=durable)
-        with closing(ArtifactIndex(tmp_path / "index")) as index:
+        with open_index(tmp_path / "index") as index:
             assert index.match(artifact.keys)[0].held[0] == 1
 
 
 def test_a_failed_change_changes_nothing(index: ArtifactIndex) -> None:
     add(index, SHORT, held=0)
-    index._writer.execute("CREATE TRIGGER fail BEFORE UPDATE ON segments BEGIN SELECT raise(ABORT, 'injected'); END")
+    index._database._writer.execute("CREATE TRIGGER fail BEFORE UPDATE ON segments BEGIN SELECT raise(ABORT, 'injected'); END")
     with pytest.raises(StoreError, match="injected"):
         index.mark_held(SHORT.manifest_cid, [0])
     with pytest.raises(StoreError, match="injected"):
         add(index, OTHER)
     assert index.match(OTHER.keys) == []
-    index._writer.execute("DROP TRIGGER fail")
+    index._database._writer.execute("DROP TRIGGER fail")
     add(index, OTHER)
     assert len(index.match(OTHER.keys)) == 1
 
 
 def test_a_full_disk_is_named_and_what_was_there_stays(index: ArtifactIndex) -> None:
     add(index, SHORT)
-    (pages,) = index._writer.execute("PRAGMA page_count").fetchone()
-    index._writer.execute(f"PRAGMA max_page_count = {pages}")
+    (pages,) = index._database._writer.execute("PRAGMA page_count").fetchone()
+    index._database._writer.execute(f"PRAGMA max_page_count = {pages}")
 
     def fill() -> None:
         for number in range(2, 100):
@@ -167,7 +169,7 @@ def test_a_full_disk_is_named_and_what_was_there_stays(index: ArtifactIndex) -> 
     with pytest.raises(DiskFullError):
         fill()
     known = index.counts()
-    index._writer.execute("PRAGMA max_page_count = 1000000")
+    index._database._writer.execute("PRAGMA max_page_count = 1000000")
     assert index.match(SHORT.keys)[0].matched == 3
     add(index, OTHER)
     assert index.counts() == (known[0] + 1, known[1] + 1)
@@ -187,30 +189,30 @@ def test_a_file_that_is_no_index_is_refused_with_advice(tmp_path: Path) -> None:
 
 def test_a_damaged_page_is_an_error_of_the_store(tmp_path: Path) -> None:
     path = tmp_path / "index.sqlite"
-    with closing(ArtifactIndex(path)) as index:
+    with open_index(path) as index:
         add(index, LONG)
     data = path.read_bytes()
     path.write_bytes(data[:4096] + os.urandom(len(data) - 4096))
-    with pytest.raises(StoreError) as caught, closing(ArtifactIndex(path)) as index:
+    with pytest.raises(StoreError) as caught, open_index(path) as index:
         index.match(LONG.keys)
     assert "index.sqlite" in caught.value.advice
 
 
 def test_the_index_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "index.sqlite"
-    with closing(ArtifactIndex(path)) as index:
+    with open_index(path) as index:
         add(index, SHORT)
     with closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA user_version = 2")
+        connection.execute("PRAGMA user_version = 99")
     before = path.read_bytes()
-    with pytest.raises(UnknownVersionError, match="version 2"):
-        ArtifactIndex(path)
+    with pytest.raises(UnknownVersionError, match="version 99"):
+        Database(path)
     assert path.read_bytes() == before
 
 
 def test_a_closed_index_says_so(tmp_path: Path) -> None:
-    index = ArtifactIndex(tmp_path / "index")
-    index.close()
+    with open_index(tmp_path / "index") as index:
+        pass
     with pytest.raises(StoreError, match="closed"):
         index.artifacts()
     with pytest.raises(StoreError, match="closed"):
@@ -237,14 +239,14 @@ def test_opening_a_home_with_many_artifacts_is_quick(tmp_path: Path) -> None:
             INSERT INTO artifacts SELECT NULL, ?, model_id, model_name, dtype, token_count, segment_count, publisher, sequence,
                 created, expires, complete, added, last_used FROM artifacts WHERE id = 1
         """
-        store.index._writer.execute("BEGIN")
-        store.index._writer.executemany(copy, rows)
+        store.index._database._writer.execute("BEGIN")
+        store.index._database._writer.executemany(copy, rows)
         share = """
             INSERT INTO segments SELECT a.id, 0, s.chain_key, s.node_cid, 1 FROM artifacts a, segments s
             WHERE a.id > 1 AND s.position = 0
         """
-        store.index._writer.execute(share)
-        store.index._writer.execute("COMMIT")
+        store.index._database._writer.execute(share)
+        store.index._database._writer.execute("COMMIT")
     start = time.perf_counter()
     with open_store(tmp_path) as store:
         opened = time.perf_counter() - start

@@ -215,7 +215,7 @@ def test_packs_are_synced_before_they_are_moved_before_their_folder_before_the_i
         store.write(first, artifact.blocks[first])
     monkeypatch.setattr(os, "fsync", note_fsync)
     monkeypatch.setattr(os, "rename", note_rename)
-    store.index._writer.set_trace_callback(events.append)
+    store.database._writer.set_trace_callback(events.append)
     with open_staging(tmp_path) as staging:
         for cid, data in artifact.blocks.items():
             if cid != first or not stored:
@@ -229,7 +229,7 @@ def test_packs_are_synced_before_they_are_moved_before_their_folder_before_the_i
     statements = events[len(expected) + 1 :]
     assert statements[:2] == ["PRAGMA synchronous = FULL", "BEGIN IMMEDIATE"]
     assert statements[-1] == "COMMIT"
-    store.index._writer.set_trace_callback(None)
+    store.database._writer.set_trace_callback(None)
     assert store.index.match(artifact.keys)[0].matched == 3
 
 

@@ -14,8 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from p2pkv.errors import IntegrityError, NotFoundError
 from p2pkv.formats.cid import Cid
-from p2pkv.store.blocks import BlockPacks, StoredBlocks
+from p2pkv.store.blocks import BlockPacks
 from p2pkv.store.store import Store, open_store
+from p2pkv.store.stored_blocks import StoredBlocks
 from tests.store.builders import Artifact, make_artifact, tokens
 
 ARTIFACTS = [make_artifact(tokens(3)), make_artifact(tokens(3, 9)), make_artifact(tokens(1)), make_artifact(tokens(2, seed=1))]
@@ -51,7 +52,7 @@ class StoreStates(RuleBasedStateMachine):
     def start(self) -> None:
         opened = self.opened.enter_context(open_store(self.home))
         self.blocks = BlockPacks(opened.layout.blocks, max_pack_bytes=PACK_BYTES)
-        self.store = Store(opened.layout, self.blocks, opened.index)
+        self.store = Store(opened.layout, self.blocks, opened.database)
         self.current = {record.cid: record for record in self.records}
         assert set(os.listdir(self.blocks_folder)) == {record.file for record in self.records}
 

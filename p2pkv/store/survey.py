@@ -1,0 +1,104 @@
+"""Looks at what a home holds without opening its store: whether or not a daemon has it, and without changing anything."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+from p2pkv.errors import StoreError, UnknownVersionError
+from p2pkv.store.database import SCHEMA_VERSION
+from p2pkv.store.files import os_errors
+from p2pkv.store.location import is_pack, pack_number
+from p2pkv.store.pack import Record, is_foreign, read_contents
+
+_ADVICE: Final = (
+    "Stop the node, move every file whose name starts with index.sqlite out of the home, and start it again: blocks and keys "
+    "stay, and what is missing is listed again when it is fetched or published."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexSurvey:
+    """Artifacts listed, and complete ones; ``newest`` is when the last one was added, in seconds since the epoch."""
+
+    artifacts: int
+    complete: int
+    newest: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class PackSurvey:
+    """Packs and the blocks in them, each counted once, with their bytes; ``unreadable`` are files that gave nothing."""
+
+    packs: int
+    blocks: int
+    bytes: int
+    unreadable: tuple[str, ...]
+
+
+def survey_index(path: Path) -> IndexSurvey | None:
+    """Check the structure of the index and count what it lists; ``None`` where there is none.
+
+    Raises StoreError for one that is damaged, UnknownVersionError for that of a newer p2pkv.
+    """
+    with os_errors(f"look at the index {path}"):
+        try:
+            path.lstat()
+        except FileNotFoundError:
+            return None
+        log = path.with_name(f"{path.name}-wal")
+        # Without a log the file is all there is, and can be read without the files that SQLite would put beside it.
+        alone = not log.exists() or not log.stat().st_size
+    address = f"file:{quote(os.fspath(path))}?{'immutable=1' if alone else 'mode=ro'}"
+    try:
+        with closing(sqlite3.connect(address, uri=True, isolation_level=None)) as connection:
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if version > SCHEMA_VERSION:
+                raise UnknownVersionError(
+                    f"the index {path} has version {version}; this p2pkv knows version {SCHEMA_VERSION}",
+                    advice="A newer p2pkv wrote it: upgrade, or choose another home with P2PKV_HOME.",
+                )
+            (fault,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+            if fault != "ok":
+                raise StoreError(f"the index {path} is damaged: {fault.strip().splitlines()[-1]}", advice=_ADVICE)
+            query = "SELECT count(*), total(complete), max(added) FROM artifacts"
+            artifacts, complete, newest = connection.execute(query).fetchone() if version else (0, 0, None)
+    except sqlite3.Error as error:
+        raise StoreError(f"the index {path} cannot be read: {error}", advice=_ADVICE) from error
+    return IndexSurvey(artifacts, int(complete), newest)
+
+
+def survey_packs(folder: Path) -> PackSurvey:
+    """Read the tables of all packs in ``folder``; not the blocks, whose hashes ``p2pkv verify`` checks. Raises StoreError."""
+    blocks: dict[bytes, int] = {}
+    unreadable: list[str] = []
+    with os_errors(f"look at the packs in {folder}"):
+        names = sorted(filter(is_pack, os.listdir(folder)), key=pack_number) if folder.exists() else []
+    packs = 0
+    for name in names:
+        try:
+            records = _records(folder / name)
+        except FileNotFoundError:
+            continue  # the node removed it just now
+        except OSError:
+            records = None
+        if records is None:
+            unreadable.append(name)
+        else:
+            packs += 1
+            blocks.update((record.cid, record.size) for record in records)
+    return PackSurvey(packs, len(blocks), sum(blocks.values()), tuple(unreadable))
+
+
+def _records(path: Path) -> list[Record] | None:
+    """Return the records of a pack, ``None`` for a file that is none. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return None if is_foreign(descriptor) else read_contents(descriptor).records
+    finally:
+        os.close(descriptor)
