@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
 PINS   := constraints.txt
 
-.PHONY: help demo sims test test-fast test-versions lint types contracts check bench clean
+.PHONY: help demo sims test test-fast test-browser test-versions test-crash lint types contracts check bench bench-store clean
 
 help: ## Show what there is to make
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -32,11 +32,21 @@ test: $(STAMP) ## Run all tests, the slow ones on the real model too
 test-fast: $(STAMP) ## Run the tests that take seconds
 	$(BIN)/python -m pytest -m 'not slow'
 
+test-browser: $(STAMP) ## Run the status page's tests in headless Chromium; SCREENSHOTS=docs/images keeps pictures
+	@command -v chromium >/dev/null || { echo "Chromium is missing: apt-get install chromium fonts-dejavu-core"; exit 1; }
+	$(if $(SCREENSHOTS),P2PKV_SCREENSHOTS=$(SCREENSHOTS)) $(BIN)/python -m pytest -m browser
+
 test-versions: $(STAMP) ## Run the connector's tests on the oldest supported transformers
 	sh tests/hf/oldest.sh $(PYTHON)
 
 bench: $(STAMP) ## Measure transfer beside other systems and the limit of the machine; takes minutes
 	$(BIN)/python -m bench.transfer
+
+bench-store: $(STAMP) ## Measure publishing, reading and opening beside plain files on the same disk
+	$(BIN)/python -m bench.store
+
+test-crash: $(STAMP) ## Kill a process at KILLS (300) random moments of whatever it does to a home
+	$(BIN)/python -m tests.crash --kills $(or $(KILLS),300)
 
 lint: $(STAMP) ## Check style
 	$(BIN)/ruff check .

@@ -147,6 +147,8 @@ DHT_CLOSEST: Final = 20
 JOIN_TIMEOUT_S: Final = 5.0
 # A node looks itself up again after the first of these seconds, the second, ...; the last one repeats.
 DHT_REFRESH_S: Final = (1.0, 5.0, 30.0, 2.0 * MINUTE, 10.0 * MINUTE)
+# An announcement is not late while it only waits for the pace that receivers bear.
+LATE_ANNOUNCEMENT_S: Final = 60.0
 
 # --- bulk lane ---------------------------------------------------------------------------------------------------------
 # A bulk token is used at once by the peer that asked for it, or never.
@@ -165,6 +167,17 @@ MAX_BULK_LANE_BYTES: Final = 256 * GIB
 # --- store -------------------------------------------------------------------------------------------------------------
 # A store of 100 GB has 400 packs, which a start opens in a blink; one that is mostly dead is soon rewritten.
 MAX_PACK_BYTES: Final = 256 * MIB
+# A pin's name is shown in tables and typed in a shell.
+MAX_PIN_NAME_BYTES: Final = 128
+# Above the high mark artifacts are collected down to the low one, so that collecting is rare: its share of the high one.
+LOW_MARK_SHARE: Final = 0.9
+# Room that stays free on the disk whatever the quota: for the index, for logs, for others. The smaller of the two counts.
+MIN_FREE_BYTES: Final = 1024 * MIB
+MIN_FREE_SHARE: Final = 0.05
+# Room that is kept for the transaction which makes more on a full disk: some thousand segments are taken off the list in it.
+RESERVE_BYTES: Final = 4 * MIB
+# Whoever fetched has so long to read what the answer located, before it may be collected.
+READ_LEASE_S: Final = 300.0
 # How long a block that was found intact is served without hashing it again, while its file is unchanged: a crowd that comes
 # for one artifact is served at the price of one reading, and a disk that rots is noticed soon.
 REVERIFY_AFTER_S: Final = 10.0 * MINUTE
@@ -174,6 +187,8 @@ MAX_FILE_OFFSET: Final = 2**63 - 1
 READY_STEP_BYTES: Final = 4 * MIB
 # The shortest `sun_path` of the platforms we run on has 104 bytes, the closing zero included.
 MAX_SOCKET_PATH_BYTES: Final = 103
+# A process that was killed holds its lock until the system has taken its memory down; `p2pkv doctor` holds it for an instant.
+LOCK_PATIENCE_S: Final = 0.5
 # Some 10,000 publishers with notes; nobody keeps more by hand, and the file is read whole.
 MAX_TRUST_FILE_BYTES: Final = 4 * MIB
 # A note says in a line or two who a publisher is.
@@ -188,3 +203,19 @@ MAX_TEXT_FILE_BYTES: Final = 16 * MIB
 MAX_REQUEST_BYTES: Final = 8 * MIB
 # Daemon and embedded node end within this after the first request to stop.
 SHUTDOWN_GRACE_S: Final = 2.0
+# Rows of each table of the status page, which is made anew every two seconds; nobody reads more.
+MAX_STATUS_ROWS: Final = 200
+# Of a name that a publisher chose, on the status page: one line of a table, and room.
+MAX_STATUS_NAME_CHARS: Final = 200
+
+# --- doctor ------------------------------------------------------------------------------------------------------------
+# A daemon that is well tells its status in milliseconds, in a second or two on a machine that swaps.
+DOCTOR_PATIENCE_S: Final = 5.0
+# Descriptors of a busy node: connections and lanes in both directions, strangers at the bulk port, and files.
+MIN_OPEN_FILES: Final = 2 * MAX_CONNECTIONS + 2 * MAX_BULK_CONNECTIONS + MAX_BULK_STRANGERS + 128
+# In less room than this neither the log of the index nor the blocks under way can be written.
+FULL_DISK_BYTES: Final = 32 * MIB
+# A store makes few files; without any inode left it makes none, however many bytes are free.
+MIN_FREE_INODES: Final = 256
+# 2026-01-01 in seconds since the epoch: a clock that is right has not shown an earlier time to this version.
+EARLIEST_TIME_S: Final = 1_767_225_600

@@ -49,6 +49,12 @@ class MemoryCatalog:
         _, before = self._held.get(artifact.cid, (artifact, frozenset[int]()))
         self._held[artifact.cid] = (artifact, before | held)
 
+    def lease(self, manifest: Cid, seconds: float) -> int:
+        return 0  # nothing is ever collected here
+
+    def renew(self, lease: int, seconds: float) -> None:
+        pass
+
 
 class SimNode:
     """A node of ``world`` that serves what it holds and can fetch; a ``mirror`` announces what it is fetching.

@@ -13,7 +13,8 @@ from typing import Any
 
 from p2pkv.errors import UsageError
 from p2pkv.store.home import default_home
-from p2pkv_node.setting_values import KINDS
+from p2pkv_node.logs import TEXT
+from p2pkv_node.setting_values import KINDS, OFF
 
 # A node that shares has to be reachable, so the default listens on all interfaces; `--listen` narrows it.
 DEFAULT_LISTEN = ("/ip4/0.0.0.0/tcp/4101",)
@@ -25,8 +26,10 @@ class NodeConfig:
 
     ``listen`` and ``announce`` are multiaddrs (``announce`` replaces what others are told), ``bootstrap`` multiaddrs with
     ``/p2p/<peer id>``; ``bulk`` keeps the TLS lane for blocks, on the hosts of ``listen`` at ``bulk_port`` (0: a free one);
-    ``mirror`` announces what was fetched. ``upload_limit`` bounds what all peers together are sent, ``upload_limit_per_peer``
-    what each is, in bytes of blocks per second; 0 is no limit. They may be given as text such as ``10MiB``.
+    ``mirror`` announces what was fetched; ``quota`` bounds the bytes of blocks that are kept, 0 for what the disk has room
+    for. ``upload_limit`` bounds what all peers together are sent, ``upload_limit_per_peer`` what each is, in bytes of blocks
+    per second; 0 is no limit. All three may be given as text such as ``10MiB``. ``web`` is where
+    metrics and status page are: a loopback address and a port, or ``off``. ``log_format`` is text for people or json.
     """
 
     home: Path
@@ -36,9 +39,12 @@ class NodeConfig:
     bulk: bool = True
     bulk_port: int = 0
     mirror: bool = True
+    quota: int = 0
     upload_limit: int = 0
     upload_limit_per_peer: int = 0
+    web: str = OFF
     log_level: str = "info"
+    log_format: str = TEXT
 
 
 class Source(StrEnum):

@@ -10,7 +10,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import asdict
 from functools import partial
@@ -22,26 +22,28 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Send
 
 from p2pkv import __version__
 from p2pkv.artifact.slice import Slice
-from p2pkv.errors import CidError, Fault, FormatError, NotFoundError, P2pkvError, UsageError
+from p2pkv.errors import Fault, FormatError, NotFoundError, P2pkvError, UsageError
 from p2pkv.formats.cid import Cid
 from p2pkv.formats.did import decode_did
 from p2pkv.formats.hashing import DIGEST_BYTES
 from p2pkv.formats.tensors import Dtype
-from p2pkv.limits import MAX_REQUEST_BYTES, MAX_TEXT_BYTES, MAX_TOKENS
-from p2pkv.store.blocks import Location
+from p2pkv.limits import MAX_TEXT_BYTES, MAX_TOKENS
 from p2pkv.store.index import StoredArtifact
+from p2pkv.store.location import Location
 from p2pkv.store.store import Store
 from p2pkv.swarm.context import in_thread
 from p2pkv.swarm.report import FetchEvent, FetchReport, Matched, Progress, SegmentReady
 from p2pkv.swarm.target import ManifestTarget, PromptTarget, Target
+from p2pkv_node import keeping
+from p2pkv_node.condition import condition_of
 from p2pkv_node.node import Node
+from p2pkv_node.requests import Handler, read_body, read_cid, text_of
 
 logger = logging.getLogger(__name__)
-
-Handler = Callable[[Node, Request], Awaitable[Response]]
 
 _STATUS = {Fault.LOCAL: 400, Fault.REMOTE: 502, Fault.ENVIRONMENT: 503, Fault.POLICY: 403}
 _MAX_PATIENCE_S = 24 * 3600.0
@@ -82,6 +84,7 @@ def control_app(node: Node, shutdown: trio.Event) -> Starlette:
             route("/v1/trust", "POST", _trust_add),
             route("/v1/trust", "DELETE", _trust_remove),
             route("/v1/shutdown", "POST", stop),
+            *(route(path, method, handler) for (path, method), handler in keeping.HANDLERS.items()),
         ],
     )
 
@@ -106,6 +109,7 @@ async def _status(node: Node, _: Request) -> Response:
             "announcing": asdict(node.announcer.statistics()),
             "banned_peers": node.context.bans.active(trio.current_time()),
             "trusted_publishers": len(node.trust.list()),
+            "condition": asdict(condition_of(node)),
         }
     )
 
@@ -117,7 +121,7 @@ async def _artifacts(node: Node, _: Request) -> Response:
 
 async def _artifact(node: Node, request: Request) -> Response:
     """The envelope of a stored artifact, and the block of its token ids where it has one; the client verifies both."""
-    cid = _cid(request.path_params["cid"])
+    cid = read_cid(request.path_params["cid"])
     envelope = await in_thread(partial(node.store.read, cid))
     artifact = await in_thread(partial(node.read_artifact, cid))
     token_cid = artifact.manifest.tokens.cid
@@ -132,12 +136,12 @@ async def _artifact(node: Node, request: Request) -> Response:
 
 
 async def _publish(node: Node, request: Request) -> Response:
-    body = await _body(request)
+    body = await read_body(request)
     cids = body.get("cids")
     if not isinstance(cids, list) or not all(isinstance(cid, str) for cid in cids):
         raise UsageError("`cids` is not a list of CIDs")
-    manifest = _cid(_text(body, "manifest"))
-    artifact = await node.publish(_text(body, "staging"), manifest, [_cid(cid) for cid in cids])
+    manifest = read_cid(text_of(body, "manifest"))
+    artifact = await node.publish(text_of(body, "staging"), manifest, [read_cid(cid) for cid in cids])
     return JSONResponse({"manifest": str(manifest), "segments": len(artifact.chain_keys)}, 201)
 
 
@@ -146,8 +150,8 @@ async def _trust_list(node: Node, _: Request) -> Response:
 
 
 async def _trust_add(node: Node, request: Request) -> Response:
-    body = await _body(request)
-    did = _text(body, "did")
+    body = await read_body(request)
+    did = text_of(body, "did")
     try:
         decode_did(did)
     except FormatError as error:
@@ -157,7 +161,7 @@ async def _trust_add(node: Node, request: Request) -> Response:
 
 
 async def _trust_remove(node: Node, request: Request) -> Response:
-    did = _text(await _body(request), "did")
+    did = text_of(await read_body(request), "did")
     return JSONResponse({"did": did, "removed": await in_thread(partial(node.trust.remove, did))})
 
 
@@ -165,15 +169,27 @@ async def _trust_remove(node: Node, request: Request) -> Response:
 
 
 async def _fetch(node: Node, request: Request) -> Response:
-    body = await _body(request)
+    body = await read_body(request)
     patience = body.get("patience_s", 60.0)
     if isinstance(patience, bool) or not isinstance(patience, int | float) or not 0 < patience <= _MAX_PATIENCE_S:
         raise UsageError(f"`patience_s` is not a number of seconds up to {_MAX_PATIENCE_S:.0f}")
     events = _fetch_events(node, _target(body), float(patience))
-    return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+    return _EventStream(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
 
-async def _fetch_events(node: Node, target: Target, patience_s: float) -> AsyncIterator[bytes]:
+class _EventStream(StreamingResponse):
+    """Closes what it streams from as soon as the client is gone; Starlette leaves that to the garbage collector."""
+
+    def __init__(self, events: AsyncGenerator[bytes, None], **settings: Any) -> None:
+        super().__init__(events, **settings)
+        self._events = events
+
+    async def stream_response(self, send: Send) -> None:
+        async with aclosing(self._events):
+            await super().stream_response(send)
+
+
+async def _fetch_events(node: Node, target: Target, patience_s: float) -> AsyncGenerator[bytes, None]:
     """Yield the events of one fetch. The task lives in a nursery of the node's, so that no scope is open around a yield."""
     send, receive = trio.open_memory_channel[dict[str, Any]](math.inf)
 
@@ -216,7 +232,7 @@ def _target(body: dict[str, Any]) -> Target:
     if type(in_order) is not bool:
         raise UsageError("`in_order` is neither true nor false")
     if "manifest" in body:
-        return ManifestTarget(_cid(_text(body, "manifest")), _slice(body), in_order)
+        return ManifestTarget(read_cid(text_of(body, "manifest")), _slice(body), in_order)
     for name in ("segments", "layers"):
         if name in body:
             raise UsageError(f"`{name}` goes with `manifest` alone")
@@ -226,8 +242,8 @@ def _target(body: dict[str, Any]) -> Target:
     if shared is not None and (type(shared) is not int or not 0 < shared <= len(tokens)):
         raise UsageError("`shared` is not a number of tokens within the prompt")
     try:
-        model_id = bytes.fromhex(_text(body, "model_id"))
-        dtype = Dtype(_text(body, "dtype"))
+        model_id = bytes.fromhex(text_of(body, "model_id"))
+        dtype = Dtype(text_of(body, "dtype"))
     except ValueError:
         raise UsageError("`model_id` is not hexadecimal, or `dtype` is unknown") from None
     if len(model_id) != DIGEST_BYTES:
@@ -288,38 +304,3 @@ def _report(report: FetchReport) -> dict[str, Any]:
 
 def _row(row: StoredArtifact) -> dict[str, Any]:
     return {**asdict(row), "manifest_cid": str(row.manifest_cid), "model_id": row.model_id.hex()}
-
-
-# --- requests ----------------------------------------------------------------------------------------------------------
-
-
-async def _body(request: Request) -> dict[str, Any]:
-    """Return a request's JSON object, read under a bound. Raises UsageError."""
-    data = bytearray()
-    async with aclosing(request.stream()) as chunks:
-        async for chunk in chunks:
-            data += chunk
-            if len(data) > MAX_REQUEST_BYTES:
-                raise UsageError(f"the request exceeds {MAX_REQUEST_BYTES} bytes")
-    try:
-        body = json.loads(data)
-    except (ValueError, RecursionError):
-        raise UsageError("the request is not JSON") from None
-    if not isinstance(body, dict):
-        raise UsageError("the request is not a JSON object")
-    return body
-
-
-def _cid(text: str) -> Cid:
-    """Parse a CID that a client sent: its mistake, and not some peer's. Raises UsageError."""
-    try:
-        return Cid.parse(text)
-    except CidError as error:
-        raise UsageError(error.message, advice=error.advice) from None
-
-
-def _text(body: dict[str, Any], name: str) -> str:
-    value = body.get(name)
-    if not isinstance(value, str):
-        raise UsageError(f"`{name}` is missing or is not text")
-    return value

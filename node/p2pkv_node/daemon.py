@@ -21,6 +21,7 @@ from p2pkv.store.store import Store
 from p2pkv_node.config import NodeConfig
 from p2pkv_node.control import control_app
 from p2pkv_node.node import Node, open_node
+from p2pkv_node.web import serve as web
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,7 @@ async def run_daemon(
     """
     stop = trio.Event() if stop is None else stop
     async with open_node(config, serve_from=serve_from) as node:
+        node.ending = stop
         socket_path = node.store.layout.secure_control_socket()
         _remove(socket_path)  # the home's lock is held, so whoever left it is gone
         settings = hypercorn.config.Config()
@@ -54,9 +56,14 @@ async def run_daemon(
         # Loads what Starlette streams answers with; otherwise the first fetch would wait for the import.
         await anyio.lowlevel.checkpoint()
         try:
-            async with trio.open_nursery() as nursery:
-                await nursery.start(serve)
-                ready(node)
+            with web.listening(config.web) as listener:
+                async with trio.open_nursery() as nursery:
+                    await nursery.start(serve)
+                    if listener is not None:
+                        await nursery.start(web.server(node, listener, stop))
+                        node.web_url = web.url_of(listener)
+                        logger.info("metrics and status page at %s", node.web_url)
+                    ready(node)
         finally:
             _remove(socket_path)
 

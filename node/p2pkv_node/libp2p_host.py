@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import os
 from collections.abc import Sequence
@@ -61,19 +62,22 @@ class _NoAutoConnector(AutoConnector):
         await trio.lowlevel.checkpoint()
 
 
-class _InboundConnections:
+class InboundConnections:
     """Ends the library's task for a connection that it accepted when the connection ends, and not when the node does.
 
-    Otherwise each connection in the lifetime of a node would leave a task, a socket object and a slot behind.
+    Otherwise each connection in the lifetime of a node would leave a task, a socket object and a slot behind. ``remote``
+    counts those from other addresses than loopback.
     """
 
     def __init__(self, swarm: Swarm) -> None:
         self._upgrade = swarm.upgrade_inbound_raw_conn
+        self.remote = 0
 
     async def upgrade(self, raw_conn: IRawConnection, maddr: Multiaddr) -> IMuxedConn:
         """Stand in for the swarm's method; its caller lets the connection go after an error, and otherwise never."""
         connection = await self._upgrade(raw_conn, maddr)
         assert isinstance(connection, Yamux)
+        self.remote += _is_remote(raw_conn.get_remote_address())
         await connection.event_closed.wait()
         raise SwarmException("the connection has ended")
 
@@ -121,7 +125,7 @@ def build_host(seed: bytes, *, announce: Sequence[Multiaddr] = ()) -> IHost:
     )
     swarm = swarm_of(host)
     swarm.auto_connector = _NoAutoConnector(swarm)
-    swarm.upgrade_inbound_raw_conn = _InboundConnections(swarm).upgrade  # type: ignore[method-assign]  # see there
+    swarm.upgrade_inbound_raw_conn = InboundConnections(swarm).upgrade  # type: ignore[method-assign]  # see there
     # A dial is one attempt per address; who dials decides whether to try again.
     swarm.retry_config = RetryConfig(max_retries=0)
     return host
@@ -132,6 +136,21 @@ def swarm_of(host: IHost) -> Swarm:
     swarm = host.get_network()
     assert isinstance(swarm, Swarm)
     return swarm
+
+
+def inbound_of(host: IHost) -> InboundConnections:
+    """Return what :func:`build_host` put in front of the swarm's own way to accept a connection."""
+    inbound = getattr(swarm_of(host).upgrade_inbound_raw_conn, "__self__", None)
+    assert isinstance(inbound, InboundConnections)
+    return inbound
+
+
+def _is_remote(address: tuple[str, int] | None) -> bool:
+    """Return whether a connection from ``address`` (host and port) came over a network; ``None``: it is gone already."""
+    if address is None:
+        return False
+    found = ipaddress.ip_address(address[0].partition("%")[0])
+    return not (getattr(found, "ipv4_mapped", None) or found).is_loopback
 
 
 def _concrete(listening: Sequence[Multiaddr]) -> list[Multiaddr]:

@@ -17,7 +17,10 @@ from p2pkv.errors import P2pkvError
 from p2pkv_node import config_command
 from p2pkv_node.config import NodeConfig, load_config
 from p2pkv_node.daemon import run_daemon, stop_on_signals
+from p2pkv_node.logs import JSON, TEXT, start_logging
 from p2pkv_node.node import Node
+
+logger = logging.getLogger(__name__)
 
 # Without markup, which would take "[env: ...]" in the help for its own.
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -46,6 +49,10 @@ def node(
         int | None, typer.Option(help="Port of that lane; 0 takes a free one. [env: P2PKV_BULK_PORT]")
     ] = None,
     mirror: Annotated[bool | None, typer.Option(help="Announce what was fetched. [env: P2PKV_MIRROR]")] = None,
+    quota: Annotated[
+        str | None,
+        typer.Option(help="Bytes of blocks to keep, such as 50GiB; 0: as much as the disk has room for. [env: P2PKV_QUOTA]"),
+    ] = None,
     upload_limit: Annotated[
         str | None,
         typer.Option(help="Bytes sent to all peers per second, such as 10MiB; 0: no limit. [env: P2PKV_UPLOAD_LIMIT]"),
@@ -53,7 +60,14 @@ def node(
     upload_limit_per_peer: Annotated[
         str | None, typer.Option(help="The same for each peer. [env: P2PKV_UPLOAD_LIMIT_PER_PEER]")
     ] = None,
+    web: Annotated[
+        str | None,
+        typer.Option(help="Loopback address of metrics and status page, such as 127.0.0.1:9464, or off. [env: P2PKV_WEB]"),
+    ] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error. [env: P2PKV_LOG_LEVEL]")] = None,
+    log_format: Annotated[
+        str | None, typer.Option(help="text, or json: one object a line on stderr. [env: P2PKV_LOG_FORMAT]")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the ready line and errors as JSON.")] = False,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
@@ -72,14 +86,17 @@ def node(
     if context.invoked_subcommand is not None:
         context.obj = config_command.CommandLine(given, config, as_json)
         return
+    log_form = TEXT
     try:
         settings = load_config(given, file=config)
-        logging.basicConfig(
-            level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-        )
+        log_form = settings.log_format
+        start_logging(settings.log_level, log_form)
         trio.run(_run, settings, as_json)
     except P2pkvError as error:
-        typer.echo(json.dumps({"error": error.to_dict()}) if as_json else f"p2pkv-node: {error}", err=True)
+        if log_form == JSON and not as_json:
+            logger.error("the node ends: %s", error)
+        else:
+            typer.echo(json.dumps({"error": error.to_dict()}) if as_json else f"p2pkv-node: {error}", err=True)
         raise SystemExit(error.exit_status) from None
 
 
@@ -92,9 +109,13 @@ async def _run(settings: NodeConfig, as_json: bool) -> None:
         gc.collect()
         gc.freeze()
         if as_json:
-            text = json.dumps({"ready": True, "peer_id": running.network.peer_id, "addresses": running.network.addresses})
+            network = running.network
+            text = json.dumps(
+                {"ready": True, "peer_id": network.peer_id, "addresses": network.addresses, "web": running.web_url}
+            )
         else:
-            text = "\n".join(f"ready at {address}" for address in running.network.addresses)
+            lines = [f"ready at {address}" for address in running.network.addresses]
+            text = "\n".join([*lines, f"status page at {running.web_url}"] if running.web_url else lines)
         typer.echo(text)
         sys.stdout.flush()
 

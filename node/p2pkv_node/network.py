@@ -34,7 +34,7 @@ from p2pkv.units import HOUR
 from p2pkv_node.channel import Libp2pChannel
 from p2pkv_node.detached import Detached
 from p2pkv_node.libp2p_errors import translated
-from p2pkv_node.libp2p_host import build_host, swarm_of
+from p2pkv_node.libp2p_host import build_host, inbound_of, swarm_of
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +48,7 @@ class Libp2pNetwork:
         self.host = host
         self.detached = detached
         self._swarm = swarm_of(host)
+        self._inbound = inbound_of(host)
         self._handler: Callable[[Channel], Awaitable[None]] | None = None
         self._dialling: dict[ID, trio.Lock] = {}
         self._serving: Counter[PeerId] = Counter()
@@ -60,6 +61,16 @@ class Libp2pNetwork:
     def addresses(self) -> tuple[str, ...]:
         """The full multiaddrs at which others reach this node: ``/ip4/192.0.2.1/tcp/4001/p2p/12D3Koo...``."""
         return tuple(str(address) for address in self.host.get_addrs())
+
+    @property
+    def listening(self) -> tuple[str, ...]:
+        """The multiaddrs at which this node listens, whatever it tells others."""
+        return tuple(str(address) for listener in self._swarm.listeners.values() for address in listener.get_addrs())
+
+    @property
+    def inbound_connections(self) -> int:
+        """Connections since the start that came from other addresses than loopback."""
+        return self._inbound.remote
 
     @property
     def connected_peers(self) -> tuple[PeerId, ...]:

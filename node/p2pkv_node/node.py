@@ -6,7 +6,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
@@ -14,11 +14,13 @@ import trio
 
 from p2pkv import __version__
 from p2pkv.artifact.read import Artifact, open_artifact
+from p2pkv.artifact.slice import WHOLE
 from p2pkv.errors import MachineError, NotFoundError, P2pkvError
 from p2pkv.formats.cid import Cid
 from p2pkv.formats.envelope import Envelope
 from p2pkv.ports import BlockStore
 from p2pkv.routing.boundaries import announce_keys
+from p2pkv.store.collect import Collected
 from p2pkv.store.secrets import load_or_create_node_seed
 from p2pkv.store.store import Store, open_store
 from p2pkv.store.trust_file import TrustFile
@@ -28,12 +30,14 @@ from p2pkv.swarm.context import Context, in_thread
 from p2pkv.swarm.fetch import Fetch
 from p2pkv.swarm.report import FetchEvent, FetchReport
 from p2pkv.swarm.serve import Server
-from p2pkv.swarm.target import Target
+from p2pkv.swarm.target import ManifestTarget, PromptTarget, Target
 from p2pkv_node.bulk import BulkSettings, TlsBulkLane
 from p2pkv_node.config import NodeConfig
 from p2pkv_node.identity import signer_from_seed
 from p2pkv_node.kad import KadRouting, open_routing
 from p2pkv_node.network import Libp2pNetwork, open_network
+from p2pkv_node.room import fetch_with_room
+from p2pkv_node.transfers import Transfers
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +47,12 @@ _AFTER_FETCH_S = 2.0  # and announcing comes after that
 # A node that had nothing to fetch for this long makes its store ready for the next, in small steps.
 _IDLE_S = 2.0
 _READY_PAUSE_S = 0.02
+# Nobody waits for what goes on after a restart, so it may take its time.
+_RESUME_PATIENCE_S = 3600.0
+# Longer than any publication takes to be taken over; a kill leaves it behind.
+_ADOPT_S = 600.0
+# The store is looked at so often; between two looks a fast link brings some GiB.
+_QUOTA_CHECK_S = 5.0
 
 
 class Node:
@@ -70,8 +80,12 @@ class Node:
             limit_per_peer=config.upload_limit_per_peer or math.inf,
         )
         self.announcer = AnnounceTask(context)
+        self._announced: dict[Cid, frozenset[bytes]] = {}
         self.started = time.time()
+        self.ending = trio.Event()  # set when the node is told to end: its downloads go on at the next start
         self.fetches = 0
+        self.transfers = Transfers()
+        self.web_url: str | None = None  # where the status page is
 
     async def fetch(
         self,
@@ -83,12 +97,58 @@ class Node:
         """Fetch ``target``; an artifact that is whole then is announced where the node is a mirror. See Fetch.run."""
         self.fetches += 1
         try:
-            report = await Fetch(self.context, target, emit).run(patience_s, deliver=deliver, linger_s=_LINGER_S)
+            with self.transfers.watch(target, emit, deliver) as (hear, conclude):
+                report = await self._fetch(target, hear, patience_s, conclude)
         finally:
             self.fetches -= 1
         if report.artifact is not None and report.complete and self.config.mirror:
             self.announce(report.artifact, delay_s=_AFTER_FETCH_S)
         return report
+
+    async def _fetch(
+        self, target: Target, emit: Callable[[FetchEvent], None], patience_s: float, deliver: Callable[[FetchReport], None]
+    ) -> FetchReport:
+        async def run(hear: Callable[[FetchEvent], None], seconds: float) -> FetchReport:
+            return await Fetch(self.context, target, hear).run(seconds, deliver=deliver, linger_s=_LINGER_S)
+
+        if isinstance(target, PromptTarget):  # computing needs no disk, and is sooner than waiting for room
+            return await run(emit, patience_s)
+        async with self._noted(target):
+            return await fetch_with_room(run, lambda: in_thread(self.store.collector.free_bytes), emit, patience_s)
+
+    @asynccontextmanager
+    async def _noted(self, target: ManifestTarget) -> AsyncIterator[None]:
+        """Remember a download of a whole artifact, so that it goes on after a restart where the node ends before it does."""
+        if target.wanted != WHOLE:
+            yield
+            return
+        noted = trio.Event()
+        self._nursery.start_soon(self._note, partial(self.store.downloads.begin, target.manifest), noted)
+        try:
+            yield
+        finally:
+            if not self.ending.is_set():
+                with trio.CancelScope(shield=True):
+                    await noted.wait()
+                    await self._note(partial(self.store.downloads.end, target.manifest))
+
+    async def _note(self, change: Callable[[], None], done: trio.Event | None = None) -> None:
+        try:
+            await in_thread(change)
+        except MachineError as error:  # on a full disk a download goes on without
+            logger.warning("%s", error)
+        finally:
+            if done is not None:
+                done.set()
+
+    async def resume_downloads(self) -> None:
+        """Go on with what was being fetched when the node ended, one after another."""
+        for manifest in await in_thread(self.store.downloads.unfinished):
+            logger.info("going on with the download of %s", manifest)
+            try:
+                await self.fetch(ManifestTarget(manifest), lambda event: None, _RESUME_PATIENCE_S)
+            except P2pkvError as error:
+                logger.warning("%s is not fetched any further: %s", manifest, error)
 
     async def publish(self, staging: str, manifest: Cid, cids: Sequence[Cid]) -> Artifact:
         """Take over what a publisher staged, check that it is whole, commit it, and announce it.
@@ -103,6 +163,7 @@ class Node:
     def announce(self, artifact: Artifact, *, delay_s: float = 0.0) -> None:
         """Keep ``artifact`` announced at its boundaries and by manifest CID."""
         keys = announce_keys(artifact.cid, artifact.manifest.tokens.count, artifact.chain_keys)
+        self._announced[artifact.cid] = frozenset(keys)
         self.announcer.add(keys, delay_s=delay_s)
 
     def share(self, artifact: Artifact) -> None:
@@ -133,6 +194,37 @@ class Node:
                 more = False
                 logger.info("the store could not be made ready: %s", error)
 
+    async def keep_below_quota(self) -> None:
+        """Collect whenever the store is above its high mark. For ever."""
+        while True:
+            try:
+                if await in_thread(self.store.collector.due):
+                    await self.collect()
+            except MachineError as error:  # of the disk, which whoever stores something is told as well
+                logger.warning("the store is too large and cannot be made smaller: %s", error)
+            await trio.sleep(_QUOTA_CHECK_S)
+
+    async def collect(self, *, dry_run: bool = False) -> Collected:
+        """Collect garbage; what is gone is announced no longer. Raises DiskFullError, StoreError."""
+        collected = await in_thread(partial(self.store.collector.collect, dry_run=dry_run))
+        if not dry_run:
+            self._withdraw(evicted.manifest_cid for evicted in collected.evicted)
+        return collected
+
+    async def remove(self, manifest: Cid) -> bool:
+        """Take an artifact off the list and out of the DHT, and return whether it was listed; collecting takes its blocks.
+
+        Raises UsageError for one that is pinned.
+        """
+        removed = await in_thread(partial(self.store.remove, manifest))
+        self._withdraw([manifest])
+        return removed
+
+    def _withdraw(self, manifests: Iterable[Cid]) -> None:
+        """Announce no longer what these alone had."""
+        gone = {key for manifest in manifests for key in self._announced.pop(manifest, ())}
+        self.announcer.discard(gone - {key for keys in self._announced.values() for key in keys})
+
     async def announce_stored(self) -> None:
         """Announce every whole artifact that is stored, as after a restart, but for those whose manifest cannot be read."""
         for row in await in_thread(self.store.index.artifacts):
@@ -147,6 +239,13 @@ class Node:
         return open_stored(self.store, manifest)
 
     def _adopt(self, staging: str, manifest: Cid, cids: Sequence[Cid]) -> Artifact:
+        lease = self.store.lease(manifest, _ADOPT_S)  # what is adopted belongs to nothing that is listed yet
+        try:
+            return self._adopt_leased(staging, manifest, cids)
+        finally:
+            self.store.holds.release(lease)
+
+    def _adopt_leased(self, staging: str, manifest: Cid, cids: Sequence[Cid]) -> Artifact:
         self.store.adopt(staging, cids)
         artifact = self.read_artifact(manifest)
         for index, node in enumerate(artifact.manifest.segments):
@@ -175,7 +274,7 @@ async def open_node(
     HomeLockedError, ListenError, UsageError, StoreError.
     """
     async with AsyncExitStack() as stack:
-        store = stack.enter_context(open_store(config.home))
+        store = stack.enter_context(open_store(config.home, quota=config.quota))
         seed = await in_thread(partial(load_or_create_node_seed, config.home))
         network = await stack.enter_async_context(open_network(seed, config.listen, announce=config.announce))
         settings = BulkSettings(_first_host(config.listen) if config.bulk else None, config.bulk_port)
@@ -187,7 +286,7 @@ async def open_node(
             network=network,
             routing=routing,
             store=serve_from(store),
-            catalog=store.index,
+            catalog=store,
             trusted=lambda: {publisher.did for publisher in trust.list()},
             wall_clock=time.time,
             rng=random.SystemRandom(),
@@ -203,6 +302,8 @@ async def open_node(
         network.set_channel_handler(node.server.serve)
         nursery.start_soon(node.server.run)
         nursery.start_soon(node.announcer.run)
+        nursery.start_soon(node.keep_below_quota)
+        nursery.start_soon(node.resume_downloads)
         nursery.start_soon(node.keep_ready, *([bulk.prepare] if bulk is not None else []))
         await node.announce_stored()
         yield node

@@ -142,7 +142,8 @@ class ArtifactBuilder:
             coded = self._codec.encode(payload)
             cid = Cid.of_block(coded)
             self._write(cid, coded)
-            refs.append(BlockRef(part, cid, len(coded), digest(payload)))
+            # Hashing is most of what building costs: what is not coded is hashed once.
+            refs.append(BlockRef(part, cid, len(coded), cid.digest if coded is payload else digest(payload)))
         return tuple(refs)
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from p2pkv import __version__
-from p2pkv.cli import export, fetch, generate, import_car, inspect, keygen, publish, status, trust, verify
+from p2pkv.cli import doctor, export, fetch, gc, generate, import_car, inspect, keygen, publish, status, trust, verify
 from p2pkv.cli.interrupts import handle_interrupts
 from p2pkv.cli.options import show_help
 from p2pkv.cli.output import Output
@@ -54,9 +54,11 @@ def p2pkv(
     Ask about the text:  p2pkv generate ./model --prompt-file book.txt --question "Who is Ishmael?"
     Mirror an artifact:  p2pkv fetch bafyr4i...
     Carry it by hand:    p2pkv export bafyr4i... book.car; p2pkv import book.car
+    Keep it, make room:  p2pkv pin bafyr4i...; p2pkv gc
+    Find what is wrong:  p2pkv doctor
 
-    Keygen, inspect, verify, export and trust work alone; the others talk to the p2pkv-node that keeps the same home. Every
-    command takes --home and --json, and teaches with --help.
+    Keygen, inspect, verify, export, trust and doctor work alone; the others talk to the p2pkv-node that keeps the same
+    home. Every command takes --home and --json, and teaches with --help.
 
     \b
     Exit status: 0 done, 2 a wrong argument, key or model, 3 wrong bytes from a peer or publisher, 4 this machine, its
@@ -74,7 +76,13 @@ app.command("fetch")(fetch.fetch)
 app.command("generate")(generate.generate)
 app.command("export")(export.export)
 app.command("import")(import_car.import_car)
+app.command("pin")(gc.pin)
+app.command("unpin")(gc.unpin)
+app.command("pins")(gc.pins)
+app.command("remove")(gc.remove)
+app.command("gc")(gc.gc)
 app.command("status")(status.status)
+app.command("doctor")(doctor.doctor)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

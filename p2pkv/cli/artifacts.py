@@ -28,9 +28,9 @@ from p2pkv.formats.envelope import Envelope
 from p2pkv.formats.manifest import Manifest
 from p2pkv.formats.tensors import LayerGeometry, layer_bytes
 from p2pkv.limits import MAX_NODE_BYTES
-from p2pkv.store.blocks import StoredBlocks
 from p2pkv.store.files import os_errors
 from p2pkv.store.home import HomeLayout
+from p2pkv.store.stored_blocks import StoredBlocks
 from p2pkv.store.trust_file import TrustFile
 from p2pkv.trust.policy import judge
 from p2pkv.units import DAY, format_seconds

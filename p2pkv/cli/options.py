@@ -18,7 +18,12 @@ from p2pkv.units import DAY, HOUR
 
 HomeOption = Annotated[
     Path | None,
-    typer.Option("--home", metavar="FOLDER", help="The p2pkv home. [default: $P2PKV_HOME, else the platform's data folder]"),
+    typer.Option(
+        "--home",
+        metavar="FOLDER",
+        help="The p2pkv home. [default: $P2PKV_HOME, else the platform's data folder]",
+        readable=False,  # a home that cannot be read is told as one of $P2PKV_HOME is, and examined by the doctor
+    ),
 ]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout, an error as JSON on stderr, and no progress.")

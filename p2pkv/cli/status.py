@@ -6,12 +6,11 @@ from typing import Any, Final
 
 from p2pkv.cli.options import HomeOption, JsonOption, home_of
 from p2pkv.cli.output import fields, reporting
+from p2pkv.limits import LATE_ANNOUNCEMENT_S
 from p2pkv.units import format_bytes, format_seconds, plural
 
 # The newest ones; --json lists all.
 _SHOWN_ARTIFACTS: Final = 10
-# An announcement is not late while it only waits for the pace that receivers bear.
-_LATE_S: Final = 60.0
 
 
 def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
@@ -48,7 +47,7 @@ def _pairs(node: dict[str, Any]) -> list[tuple[str, str]]:
         (
             "announced",
             f"{announcing['announced']} of {plural(announcing['keys'], 'key')}, "
-            + (f"the latest is {format_seconds(late)} late" if late > _LATE_S else "on time"),
+            + (f"the latest is {format_seconds(late)} late" if late > LATE_ANNOUNCEMENT_S else "on time"),
         ),
         ("fetching", plural(node["fetches"], "artifact")),
         ("served", f"{plural(served['blocks'], 'block')}, {format_bytes(served['bytes'])}"),

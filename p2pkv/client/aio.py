@@ -164,6 +164,27 @@ class AsyncClient:
         """Stop trusting a publisher; return whether it was trusted."""
         return bool((await self._call(calls.trust_remove(did)))["removed"])
 
+    async def pins(self) -> list[dict[str, Any]]:
+        """Return all pins: name, manifest, created."""
+        found: list[dict[str, Any]] = (await self._call(calls.PINS))["pins"]
+        return found
+
+    async def pin(self, name: str, manifest: Cid) -> bool:
+        """Keep a stored artifact from being collected, under ``name``; return whether that is news. Raises NotFoundError."""
+        return bool((await self._call(calls.pin(name, manifest)))["added"])
+
+    async def unpin(self, name: str, manifest: Cid | None = None) -> int:
+        """Take a pin away, or all of that name; return how many there were."""
+        return int((await self._call(calls.unpin(name, manifest)))["removed"])
+
+    async def remove(self, manifest: Cid) -> None:
+        """Take an artifact off the list; collecting takes its blocks. Raises NotFoundError, UsageError for a pinned one."""
+        await self._call(calls.remove(manifest))
+
+    async def collect(self, *, dry_run: bool = False) -> dict[str, Any]:
+        """Collect garbage now, or with ``dry_run`` tell what would go. See :class:`p2pkv.store.collect.Collected`."""
+        return await self._call(calls.collect(dry_run=dry_run))
+
     async def shutdown(self) -> None:
         """Ask the daemon to end."""
         await self._call(calls.SHUTDOWN)

@@ -15,8 +15,8 @@ from p2pkv.artifact.slice import Slice
 from p2pkv.errors import DaemonUnreachableError, P2pkvError, error_from_dict
 from p2pkv.formats.cid import Cid
 from p2pkv.limits import MAX_CODED_BLOCK_BYTES, MAX_FILE_OFFSET
-from p2pkv.store.blocks import Location, is_pack
 from p2pkv.store.home import HomeLayout
+from p2pkv.store.location import Location, is_pack
 
 # The host is no host: the transport goes to the daemon's unix socket.
 BASE_URL: Final = "http://p2pkv"
@@ -38,6 +38,7 @@ class Call:
 STATUS: Final = Call("GET", "/v1/status")
 ARTIFACTS: Final = Call("GET", "/v1/artifacts")
 TRUST_LIST: Final = Call("GET", "/v1/trust")
+PINS: Final = Call("GET", "/v1/pins")
 SHUTDOWN: Final = Call("POST", "/v1/shutdown")
 
 
@@ -67,6 +68,22 @@ def trust_add(did: str, note: str) -> Call:
 
 def trust_remove(did: str) -> Call:
     return Call("DELETE", "/v1/trust", {"did": did})
+
+
+def pin(name: str, manifest: Cid) -> Call:
+    return Call("POST", "/v1/pins", {"name": name, "manifest": str(manifest)})
+
+
+def unpin(name: str, manifest: Cid | None) -> Call:
+    return Call("DELETE", "/v1/pins", {"name": name, **({"manifest": str(manifest)} if manifest is not None else {})})
+
+
+def remove(manifest: Cid) -> Call:
+    return Call("DELETE", f"/v1/artifacts/{manifest}")
+
+
+def collect(*, dry_run: bool) -> Call:
+    return Call("POST", "/v1/gc", {"dry_run": dry_run})
 
 
 def socket_of(home: Path) -> Path:

@@ -21,8 +21,9 @@ from p2pkv.formats.cid import Cid
 from p2pkv.formats.envelope import Envelope
 from p2pkv.keys import encode_tokens
 from p2pkv.limits import MAX_CODED_BLOCK_BYTES
-from p2pkv.store.blocks import Location, damaged, read_located
 from p2pkv.store.home import HomeLayout
+from p2pkv.store.location import Location, read_located
+from p2pkv.store.stored_blocks import damaged
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -22,10 +22,10 @@ from p2pkv.client.report import Prefill
 from p2pkv.errors import P2pkvError
 from p2pkv.formats.cid import Cid
 from p2pkv.formats.did import encode_did
-from p2pkv.store.blocks import StoredBlocks
 from p2pkv.store.car_file import CarArtifact, Progress, ignore as ignore_progress, stage_car
 from p2pkv.store.home import HomeLayout, default_home
 from p2pkv.store.staging import open_staging
+from p2pkv.store.stored_blocks import StoredBlocks
 from p2pkv.store.trust_file import TrustFile
 from p2pkv.trust.policy import judge
 
@@ -189,6 +189,27 @@ class Client:
     def trust_remove(self, did: str) -> bool:
         """Stop trusting a publisher; return whether it was trusted."""
         return bool(self._call(calls.trust_remove(did))["removed"])
+
+    def pins(self) -> list[dict[str, Any]]:
+        """Return all pins: name, manifest, created."""
+        found: list[dict[str, Any]] = self._call(calls.PINS)["pins"]
+        return found
+
+    def pin(self, name: str, manifest: Cid) -> bool:
+        """Keep a stored artifact from being collected, under ``name``; return whether that is news. Raises NotFoundError."""
+        return bool(self._call(calls.pin(name, manifest))["added"])
+
+    def unpin(self, name: str, manifest: Cid | None = None) -> int:
+        """Take a pin away, or all of that name; return how many there were."""
+        return int(self._call(calls.unpin(name, manifest))["removed"])
+
+    def remove(self, manifest: Cid) -> None:
+        """Take an artifact off the list; collecting takes its blocks. Raises NotFoundError, UsageError for a pinned one."""
+        self._call(calls.remove(manifest))
+
+    def collect(self, *, dry_run: bool = False) -> dict[str, Any]:
+        """Collect garbage now, or with ``dry_run`` tell what would go. See :class:`p2pkv.store.collect.Collected`."""
+        return self._call(calls.collect(dry_run=dry_run))
 
     def shutdown(self) -> None:
         """Ask the daemon to end."""

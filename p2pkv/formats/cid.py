@@ -35,6 +35,17 @@ class HashFunction(IntEnum):
     BLAKE3 = 0x1E
 
 
+# What may stand before the digest of a binary CID.
+_BEGINNINGS: Final = frozenset(
+    bytes((_VERSION, codec, function, DIGEST_BYTES)) for codec in Codec for function in HashFunction
+)
+
+
+def is_binary_cid(data: bytes) -> bool:
+    """Return whether :meth:`Cid.from_bytes` would take ``data``; for whoever meets too many to make each of them."""
+    return data[:-DIGEST_BYTES] in _BEGINNINGS
+
+
 @dataclass(frozen=True, eq=False)
 class Cid:
     """One content identifier. Equal CIDs hash equal; text and bytes are canonical.

@@ -27,6 +27,11 @@ class AnnounceTask:
             self._announcer.add(key, trio.current_time() + delay_s)
         self._wake.set()
 
+    def discard(self, keys: Iterable[bytes]) -> None:
+        """Announce ``keys`` no longer; their records expire where they are."""
+        for key in keys:
+            self._announcer.discard(key)
+
     def statistics(self) -> AnnouncerStatistics:
         return self._announcer.statistics(trio.current_time())
 

@@ -15,6 +15,7 @@ from p2pkv.artifact.read import Artifact
 from p2pkv.formats.cid import Cid
 from p2pkv.limits import BAN_SECONDS, MAX_SOURCES
 from p2pkv.ports import BlockStore, BulkLane, Network, PeerId, Routing
+from p2pkv.swarm.tally import Tally
 
 T = TypeVar("T")
 
@@ -27,6 +28,12 @@ class Catalog(Protocol):
 
     def add_artifact(self, artifact: Artifact, held: frozenset[int]) -> None:
         """Commit an artifact whose segments ``held`` (by index) are in the store with all their blocks."""
+
+    def lease(self, manifest: Cid, seconds: float) -> int:
+        """Keep what belongs to a manifest from being collected for so long; return the lease."""
+
+    def renew(self, lease: int, seconds: float) -> None:
+        """Let a lease last for ``seconds`` from now. Raises NotFoundError for one that has expired."""
 
 
 class Offload(Protocol):
@@ -66,7 +73,8 @@ class Context:
     ``wall_clock`` gives seconds since the epoch, for expiry only; ``gained`` is told of every block that a fetch stores, so
     that the server can tell the peers that wait for it; ``share`` is told of an artifact whose fetch takes long, so that a
     mirror announces it while it is still fetching. All in ``asked`` hear of every want that the server gets: whoever asks for
-    what a fetch is after has other parts of it. ``sources`` are the peers that blocks came from, the latest last.
+    what a fetch is after has other parts of it. ``sources`` are the peers that blocks came from, the latest last;
+    ``tally`` counts what came.
     """
 
     network: Network
@@ -84,6 +92,7 @@ class Context:
     share: Callable[[Artifact], None] = lambda artifact: None
     asked: dict[Callable[[PeerId, Sequence[Cid]], None], None] = field(default_factory=dict)
     sources: dict[PeerId, None] = field(default_factory=dict)
+    tally: Tally = field(default_factory=Tally)
 
     def note_source(self, peer: PeerId) -> None:
         """Remember that blocks came from ``peer`` just now."""

@@ -30,7 +30,7 @@ from p2pkv.routing.candidates import Candidates
 from p2pkv.swarm.company import ENOUGH_PROVIDERS, seek_company
 from p2pkv.swarm.context import Context
 from p2pkv.swarm.groups import first_error
-from p2pkv.swarm.local import Arrivals, commit, intact
+from p2pkv.swarm.local import Arrivals, Leases, commit, intact
 from p2pkv.swarm.pool import ProviderPool
 from p2pkv.swarm.provider import Provider
 from p2pkv.swarm.report import FetchEvent, FetchReport, FetchState, Matched, Refusal, SegmentReady
@@ -84,6 +84,7 @@ class Fetch:
         FetchIncompleteError, UsageError for a slice that the artifact has not, or why the manifest was refused. Both raise
         DiskFullError or StoreError of our own disk.
         """
+        self._leases = Leases(self._context, patience_s)
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -103,6 +104,7 @@ class Fetch:
             raise first_error(group) from None
         finally:
             self._context.asked.pop(self._peer_asked, None)
+            await self._leases.shorten()
         return report
 
     async def _conclude(self, patience_s: float) -> FetchReport:
@@ -226,6 +228,7 @@ class Fetch:
     async def _open(self, cid: Cid) -> None:
         """Begin with a manifest: verify it where it is here, else ask for it."""
         self._opening = cid
+        self._nursery.start_soon(self._leases.take, cid)
         if await intact(self._context, [cid]):
             self._complete(cid)
             return
@@ -348,6 +351,9 @@ class Fetch:
 
     # --- what the pool reports -----------------------------------------------------------------------------------------
 
+    def missing_bytes(self) -> int:
+        return self._assembly.total_bytes - self._assembly.done_bytes if self._assembly is not None else 0
+
     def search_changed(self) -> None:
         self._changed.set()
 
@@ -385,6 +391,7 @@ class Fetch:
 
     def provider_lied(self, provider: Provider, cid: Cid) -> None:
         self._teller.blocks_refused += 1
+        self._context.tally.blocks_refused += 1
         self._download.receive_lie(provider.peer_id, trio.current_time())
         self._drain()
 

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+
+import trio
 
 from p2pkv.artifact.assembly import Assembly
-from p2pkv.errors import IntegrityError, NotFoundError
+from p2pkv.errors import IntegrityError, MachineError, NotFoundError
 from p2pkv.formats.cid import Cid
-from p2pkv.store.blocks import is_intact
+from p2pkv.limits import READ_LEASE_S
+from p2pkv.store.stored_blocks import is_intact
 from p2pkv.swarm.context import Context
+
+logger = logging.getLogger(__name__)
 
 
 async def intact(context: Context, cids: Sequence[Cid]) -> set[Cid]:
@@ -35,6 +43,30 @@ class Arrivals:
                 raise
             self._lost.add(cid)
             return None
+
+
+class Leases:
+    """Keeps what a fetch of at most ``seconds`` brings from being collected, and a little longer, for whoever reads it."""
+
+    def __init__(self, context: Context, seconds: float) -> None:
+        self._context = context
+        self._seconds = seconds
+        self._taken: list[int] = []
+
+    async def take(self, manifest: Cid) -> None:
+        """Keep what belongs to ``manifest``. On a full disk the fetch goes on without, and says what it lacks itself."""
+        try:
+            lease = partial(self._context.catalog.lease, manifest, self._seconds + READ_LEASE_S)
+            self._taken.append(await self._context.offload(lease))
+        except MachineError as error:
+            logger.warning("%s may be collected while it is fetched: %s", manifest, error)
+
+    async def shorten(self) -> None:
+        """The fetch is over, or cancelled."""
+        with trio.CancelScope(shield=True):
+            for lease in self._taken:
+                with suppress(MachineError):  # it ends by itself
+                    await self._context.offload(partial(self._context.catalog.renew, lease, READ_LEASE_S))
 
 
 async def commit(context: Context, assembly: Assembly) -> frozenset[int]:

@@ -200,6 +200,7 @@ class Provider:
 
         error = await self._context.offload(verify_and_store)
         if good:
+            self._context.tally.stream_bytes += sum(len(block.data) for block in good)
             self._delivered([(block.cid, len(block.data)) for block in good])
         if isinstance(error, IntegrityError):
             self._events.provider_lied(self, blocks[len(good)].cid)
@@ -263,6 +264,7 @@ class Provider:
     def _work_in(self, sink: _LaneSink) -> None:
         blocks = sink.take_arrived()
         if blocks:
+            self._context.tally.lane_bytes += sum(size for _, size in blocks)
             for cid, _ in blocks:
                 self._connection.take_bulk_block(cid)
             self._delivered(blocks)

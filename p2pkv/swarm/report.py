@@ -18,6 +18,7 @@ class FetchState(StrEnum):
     LOOKING_UP = "looking up providers"
     OPENING = "reading the manifest"
     TRANSFERRING = "transferring blocks"
+    DISK_FULL = "disk full"
     DONE = "done"
 
 

@@ -27,6 +27,16 @@ STATUS: dict[str, Any] = {
     "announcing": {"keys": 12, "announced": 9, "late_s": 0.0},
     "banned_peers": [],
     "trusted_publishers": 3,
+    "condition": {
+        "pid": 4711,
+        "listen": ["/ip4/127.0.0.1/tcp/4101"],
+        "listening": ["/ip4/127.0.0.1/tcp/4101"],
+        "bulk_port": 4102,
+        "inbound_connections": 0,
+        "bootstrap_peers": 0,
+        "bootstrap_connected": 0,
+        "open_files_limit": 65_536,
+    },
 }
 
 

@@ -18,7 +18,7 @@ from tests.cli.conftest import Cli
 from tests.cli.daemon import FakeDaemon
 
 COMMANDS = [
-    *("keygen", "publish", "inspect", "verify", "fetch", "generate", "export", "import", "status"),
+    *("keygen", "publish", "inspect", "verify", "fetch", "generate", "export", "import", "status", "doctor"),
     *("trust add", "trust list", "trust remove"),
 ]
 

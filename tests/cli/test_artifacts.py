@@ -104,6 +104,7 @@ def test_a_good_artifact_passes_with_every_block_hashed(cli: Cli, home: Path, sa
         "blocks_checked": 9,
         "bytes_checked": 600 * 2 * 16 * 2,
         "missing": 0,
+        "repaired": False,
     }
     assert f"all right: {sample.cid}" in cli("verify", sample.cid).out
 

@@ -21,8 +21,8 @@ from p2pkv.formats.dagcbor import encode
 from p2pkv.formats.envelope import Envelope
 from p2pkv.formats.tensors import layer_bytes
 from p2pkv.keys import segment_bounds
-from p2pkv.store.blocks import StoredBlocks
 from p2pkv.store.home import HomeLayout
+from p2pkv.store.stored_blocks import StoredBlocks
 from p2pkv_node.embedded import embedded_node
 from tests.cli.artifacts import data_blocks, envelope_file, store
 from tests.cli.conftest import Cli

@@ -15,8 +15,8 @@ from bench.processes import NodeProcess, environment, node_process
 from p2pkv.formats.cid import Cid
 from p2pkv.formats.envelope import Envelope
 from p2pkv.formats.segment import Segment
-from p2pkv.store.blocks import StoredBlocks
 from p2pkv.store.home import HomeLayout
+from p2pkv.store.stored_blocks import StoredBlocks
 from tests.cli.checkpoint import save_checkpoint
 from tests.support.stores import flip_block
 

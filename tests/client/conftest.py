@@ -18,8 +18,9 @@ from transformers import LlamaForCausalLM
 from p2pkv.artifact.read import Artifact
 from p2pkv.formats.cid import Cid
 from p2pkv.formats.segment import Segment
-from p2pkv.store.blocks import BlockPacks, Location
+from p2pkv.store.blocks import BlockPacks
 from p2pkv.store.home import HomeLayout
+from p2pkv.store.location import Location
 from tests.support.crafted import Pieces, compute
 from tests.support.llama import build_model, cache_bytes, local_cache, random_tokens
 

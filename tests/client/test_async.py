@@ -16,9 +16,9 @@ from p2pkv import AsyncClient
 from p2pkv.errors import DaemonUnreachableError, NotFoundError, UntrustedPublisherError, UsageError
 from p2pkv.formats.cid import Cid
 from p2pkv.formats.did import encode_did
-from p2pkv.store.blocks import StoredBlocks
 from p2pkv.store.car_file import write_car
 from p2pkv.store.home import HomeLayout
+from p2pkv.store.stored_blocks import StoredBlocks
 from p2pkv_node import embedded_node
 from tests.client.conftest import REPORT, SHARED, ScriptedDaemon, Sealed, matched, segments
 from tests.support.llama import cache_bytes

@@ -17,8 +17,8 @@ from p2pkv.client.report import PrefillReport
 from p2pkv.errors import DaemonUnreachableError, P2pkvError, UntrustedPublisherError, UsageError
 from p2pkv.formats.cid import Cid
 from p2pkv.limits import MAX_CODED_BLOCK_BYTES, MAX_FILE_OFFSET
-from p2pkv.store.blocks import Location
 from p2pkv.store.home import HomeLayout
+from p2pkv.store.location import Location
 
 CID = Cid.of_node(b"manifest")
 BLOCK = Cid.of_block(b"block")

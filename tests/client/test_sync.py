@@ -19,8 +19,8 @@ from p2pkv.errors import DaemonUnreachableError, FormatError, P2pkvError, UsageE
 from p2pkv.formats.cid import Cid, Codec
 from p2pkv.formats.did import encode_did
 from p2pkv.limits import MAX_CODED_BLOCK_BYTES, MAX_FILE_OFFSET
-from p2pkv.store.blocks import Location
 from p2pkv.store.home import HomeLayout
+from p2pkv.store.location import Location
 from p2pkv_node import embedded_node
 from tests.client.conftest import REPORT, SHARED, ScriptedDaemon, Sealed, blocks_of, matched, segments
 from tests.support.crafted import Pieces

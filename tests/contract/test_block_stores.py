@@ -34,7 +34,7 @@ class TestStoreOnDisk(BlockStoreSuite):
 
         with open_store(tmp_path) as opened:
             with closing(BlockPacks(opened.layout.blocks, write=write)) as blocks:
-                store = Store(opened.layout, blocks, opened.index)
+                store = Store(opened.layout, blocks, opened.database)
                 yield Subject(store, lambda cid, data: damage_block(tmp_path, cid, data), fill_disk)
                 left = store.statistics()
             assert BlockPacks(opened.layout.blocks).totals().blocks == left.blocks

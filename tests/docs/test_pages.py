@@ -15,12 +15,14 @@ from p2pkv.client.report import Prefill, PrefillReport
 from p2pkv.download.engine import PeerProgress
 from p2pkv.errors import EXIT_STATUS, error_classes
 from p2pkv.routing.announcer import AnnouncerStatistics
+from p2pkv.store.collect import Collected, Evicted
 from p2pkv.store.home import HomeLayout
 from p2pkv.store.index import StoredArtifact
 from p2pkv.store.store import StoreStatistics
 from p2pkv.store.trust_file import TrustedPublisher
 from p2pkv.swarm.report import FetchReport, FetchState, Matched, Progress, Refusal, SegmentReady
 from p2pkv.swarm.serve import ServerStatistics
+from p2pkv_node.condition import Condition
 from p2pkv_node.config import DEFAULT_LISTEN, NodeConfig
 from p2pkv_node.control import _STATUS, control_app
 from p2pkv_node.node import Node
@@ -73,6 +75,7 @@ def test_the_files_of_the_home_are_listed() -> None:
     layout = HomeLayout(ROOT)
     for path in (
         *(layout.lock, layout.index, layout.blocks, layout.staging, layout.node_key, layout.publisher_key, layout.trust),
+        layout.reserve,
     ):
         assert f"`{path.relative_to(ROOT)}" in text, path
     assert "`control.sock`" in text
@@ -101,10 +104,11 @@ def test_statuses_follow_from_faults() -> None:
 @pytest.mark.parametrize(
     ("heading", "classes", "unsaid"),
     [
-        ("## `GET /v1/status`", (StoreStatistics, ServerStatistics, AnnouncerStatistics), set[str]()),
+        ("## `GET /v1/status`", (StoreStatistics, ServerStatistics, AnnouncerStatistics, Condition), set[str]()),
         ("## `GET /v1/artifacts`", (StoredArtifact,), set[str]()),
         ("### Events", (Progress, PeerProgress, Matched, SegmentReady, FetchReport, Refusal), {"artifact"}),
         ("## `/v1/trust`", (TrustedPublisher,), set[str]()),
+        ("## `POST /v1/gc`", (Collected, Evicted), set[str]()),
     ],
 )
 def test_the_fields_of_answers_are_told(heading: str, classes: tuple[Any, ...], unsaid: set[str]) -> None:

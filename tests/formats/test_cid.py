@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from multiformats import CID
 
 from p2pkv.errors import CidError, IntegrityError
-from p2pkv.formats.cid import CID_BYTES, Cid, Codec, HashFunction
+from p2pkv.formats.cid import CID_BYTES, Cid, Codec, HashFunction, is_binary_cid
 from tests.support import vectors
 from tests.support.strategies import cids
 
@@ -55,12 +55,15 @@ def test_round_trips(cid: Cid) -> None:
     for buffer in (bytearray(cid.binary), memoryview(cid.binary)):
         assert Cid.from_bytes(buffer) == cid
     assert len(cid.binary) == CID_BYTES
+    assert is_binary_cid(cid.binary)
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_bytes(name: str) -> None:
+    data = bytes.fromhex(REFUSED[name]["hex"])
     with pytest.raises(CidError):
-        Cid.from_bytes(bytes.fromhex(REFUSED[name]["hex"]))
+        Cid.from_bytes(data)
+    assert not is_binary_cid(data)
 
 
 @given(st.binary(max_size=40) | st.binary(min_size=4, max_size=4).map(lambda head: head + bytes(32)))
@@ -68,7 +71,9 @@ def test_any_bytes_are_a_cid_of_the_profile_or_refused(data: bytes) -> None:
     try:
         cid = Cid.from_bytes(data)
     except CidError:
+        assert not is_binary_cid(data)
         return
+    assert is_binary_cid(data)
     assert cid.binary == data
 
 
@@ -76,6 +81,7 @@ def test_any_bytes_are_a_cid_of_the_profile_or_refused(data: bytes) -> None:
 def test_cut_bytes(cut: int) -> None:
     with pytest.raises(CidError):
         Cid.from_bytes(BLOCK.binary[:cut])
+    assert not is_binary_cid(BLOCK.binary[:cut])
 
 
 @pytest.mark.parametrize(

@@ -218,7 +218,7 @@ async def test_an_index_of_a_newer_p2pkv(town: Town, tmp_path: Path) -> None:
     layout = HomeLayout(tmp_path / "newer")
     layout.create()
     connection = sqlite3.connect(layout.index)
-    connection.execute("PRAGMA user_version = 2")
+    connection.execute("PRAGMA user_version = 99")
     connection.close()
     with pytest.raises(UnknownVersionError) as caught:
         await town.start("newer")

@@ -25,7 +25,7 @@ def load(
 
 def test_defaults(tmp_path: Path) -> None:
     assert load(tmp_path) == NodeConfig(tmp_path)
-    assert NodeConfig(tmp_path) == NodeConfig(tmp_path, DEFAULT_LISTEN, (), (), True, 0, True, 0, 0, "info")
+    assert NodeConfig(tmp_path) == NodeConfig(tmp_path, DEFAULT_LISTEN, (), (), True, 0, True, 0, 0, 0, "off", "info", "text")
 
 
 def test_each_source_wins_over_the_one_before(tmp_path: Path) -> None:
@@ -99,6 +99,8 @@ BAD: list[tuple[str, Any, str]] = [
     ("upload_limit_per_peer", "1e9", '"1e9"'),
     ("log_level", "loud", '"loud"'),
     ("log_level", 3, "3"),
+    ("log_format", "xml", '"xml"'),
+    ("log_format", True, "true"),
     ("lsiten", [A], f'["{A}"]'),
     ("home", "/elsewhere", '"/elsewhere"'),
 ]

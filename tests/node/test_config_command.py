@@ -159,9 +159,11 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "bulk": st.booleans(),
     "bulk_port": PORT,
     "mirror": st.booleans(),
+    "quota": st.integers(0, 1 << 50),
     "upload_limit": st.integers(0, 1 << 40),
     "upload_limit_per_peer": st.integers(0, 1 << 40),
     "log_level": st.sampled_from(["debug", "info", "warning", "error"]),
+    "log_format": st.sampled_from(["text", "json"]),
 }
 SOME = st.fixed_dictionaries({}, optional=VALUES)
 

@@ -23,9 +23,9 @@ from p2pkv.errors import EXIT_STATUS, DaemonUnreachableError, Fault
 from p2pkv.formats.cid import Cid
 from p2pkv.limits import SHUTDOWN_GRACE_S
 from p2pkv.store.home import HomeLayout
-from p2pkv.store.index import ArtifactIndex
 from p2pkv.store.store import open_store
 from tests.support.artifacts import make_sample
+from tests.support.index import open_index
 
 pytestmark = pytest.mark.slow
 
@@ -146,9 +146,8 @@ def test_killed_and_started_again_it_keeps_its_name_and_announces_again(tmp_path
                 node.process.wait(PATIENCE_S)
                 assert HomeLayout(home).control_socket.exists()  # a kill leaves it, and the next start takes it away
     assert names[0] == names[1]
-    index = ArtifactIndex(HomeLayout(home).index)
-    assert index.counts() == (1, 1)
-    index.close()
+    with open_index(HomeLayout(home).index) as index:
+        assert index.counts() == (1, 1)
 
 
 def wait_announced(client: Client) -> None:

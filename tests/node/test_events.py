@@ -17,8 +17,8 @@ from p2pkv.formats.envelope import Envelope
 from p2pkv.formats.hashing import digest
 from p2pkv.formats.manifest import Tokens
 from p2pkv.keys import encode_tokens
-from p2pkv.store.blocks import Location
 from p2pkv.store.home import HomeLayout
+from p2pkv.store.location import Location
 from tests.node.conftest import PROMPT, TOKENS, events_of
 from tests.support.artifacts import KEY, Sample
 from tests.support.stores import Gate, flip_block, tampering

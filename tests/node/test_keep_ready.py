@@ -18,8 +18,8 @@ from trio.testing import MockClock
 from p2pkv.formats.cid import Cid
 from p2pkv.limits import READY_STEP_BYTES
 from p2pkv.store.blocks import BlockPacks
+from p2pkv.store.database import Database
 from p2pkv.store.home import HomeLayout
-from p2pkv.store.index import ArtifactIndex
 from p2pkv.store.store import Store
 from p2pkv.swarm.context import Context
 from p2pkv_node import node as node_module
@@ -62,8 +62,8 @@ async def idle(tmp_path: Path, blocks: Blocks, nursery: trio.Nursery, monkeypatc
     """A node of which only its store is real, keeping that ready. A test has to ask for the clock itself."""
     monkeypatch.setattr(node_module, "in_thread", in_place)  # virtual time would run ahead of a thread
     layout = HomeLayout(tmp_path)
-    with closing(ArtifactIndex(layout.index)) as index:
-        node = bare_node(Store(layout, blocks, index), nursery)
+    with closing(Database(layout.index)) as database:
+        node = bare_node(Store(layout, blocks, database), nursery)
         nursery.start_soon(node.keep_ready)
         yield node
         nursery.cancel_scope.cancel()
@@ -75,7 +75,7 @@ def bare_node(store: Store, nursery: trio.Nursery) -> Node:
         network=nothing,
         routing=nothing,
         store=store,
-        catalog=store.index,
+        catalog=store,
         trusted=set,
         wall_clock=lambda: 0.0,
         rng=random.Random(0),

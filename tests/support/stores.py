@@ -9,9 +9,10 @@ from pathlib import Path
 
 from p2pkv.formats.cid import Cid
 from p2pkv.ports import BlockStore
-from p2pkv.store.blocks import Location, StoredBlocks
 from p2pkv.store.home import HomeLayout
+from p2pkv.store.location import Location
 from p2pkv.store.store import Store
+from p2pkv.store.stored_blocks import StoredBlocks
 from sims.store import TamperedStore
 
 # Far above what any of these waits for, and below the time limit of a test.
