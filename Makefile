@@ -26,8 +26,8 @@ demo: $(STAMP) ## Run the demo; CHAOS=1 kills one mirror and lets another lie
 sims: $(STAMP) ## Run the simulations of many peers
 	$(BIN)/python -m sims run all --json build/sims.json
 
-test: $(STAMP) ## Run all tests, the slow ones on the real model too
-	$(BIN)/python -m pytest
+test: $(STAMP) ## Run all tests but those in a browser, the slow ones on the real model too
+	$(BIN)/python -m pytest -m 'not browser'
 
 test-fast: $(STAMP) ## Run the tests that take seconds
 	$(BIN)/python -m pytest -m 'not slow'
