@@ -16,6 +16,7 @@ from p2pkv.errors import P2pkvError, ProtocolError
 from p2pkv.exchange.messages import (
     TOKEN_BYTES,
     Block,
+    BulkClosed,
     BulkOffered,
     BulkRequest,
     Cancel,
@@ -57,6 +58,7 @@ FROM_CONSUMER: Final = frozenset(
         MessageType.WANT,
         MessageType.CANCEL,
         MessageType.BULK_REQUEST,
+        MessageType.BULK_CLOSED,
         MessageType.ERROR,
     }
 )
@@ -148,6 +150,10 @@ class ConsumerConnection(_Connection):
     def request_bulk(self) -> None:
         self._open_bulk_requests += 1
         self._send(BulkRequest())
+
+    def close_bulk(self) -> None:
+        """Say that no lane is read any more, ahead of the wants that shall come over the stream."""
+        self._send(BulkClosed())
 
     def take_bulk_block(self, cid: Cid) -> None:
         """Note that ``cid`` has come over the bulk lane, which itself takes only what was asked."""

@@ -51,6 +51,7 @@ class MessageType(IntEnum):
     CANCEL = 0x24
     BULK_REQUEST = 0x30
     BULK_OFFER = 0x31
+    BULK_CLOSED = 0x32
     ERROR = 0x7F
 
 
@@ -123,6 +124,11 @@ class BulkOffered:
 
 
 @dataclass(frozen=True, slots=True)
+class BulkClosed:
+    """I read no bulk lane of this stream any more: what I want from here on comes over the stream."""
+
+
+@dataclass(frozen=True, slots=True)
 class ErrorMessage:
     """The sender gives up on this stream, for the reason that ``code`` names (a code of the error tree)."""
 
@@ -131,7 +137,18 @@ class ErrorMessage:
 
 
 Message: TypeAlias = (
-    Hello | Query | Matches | WantBlocks | Block | DontHave | Have | Cancel | BulkRequest | BulkOffered | ErrorMessage
+    Hello
+    | Query
+    | Matches
+    | WantBlocks
+    | Block
+    | DontHave
+    | Have
+    | Cancel
+    | BulkRequest
+    | BulkOffered
+    | BulkClosed
+    | ErrorMessage
 )
 
 _CID_LISTS: Final[dict[MessageType, type[WantBlocks | DontHave | Have | Cancel]]] = {
@@ -170,6 +187,8 @@ def encode(message: Message) -> bytes:
                 MessageType.BULK_OFFER,
                 {"port": message.port, "token": message.token, "fingerprint": message.fingerprint},
             )
+        case BulkClosed():
+            return _cbor_frame(MessageType.BULK_CLOSED, {})
         case ErrorMessage():
             return _cbor_frame(MessageType.ERROR, {"code": message.code, "message": message.message})
         case _:
@@ -289,6 +308,8 @@ def _decode_map(kind: MessageType, fields: Fields) -> Message:
             )
         case MessageType.ERROR:
             return ErrorMessage(fields.text("code", MAX_NAME_BYTES), fields.text("message", MAX_ERROR_TEXT_BYTES))
+        case MessageType.BULK_CLOSED:
+            return BulkClosed()
         case _:
             return BulkRequest()
 

@@ -221,6 +221,8 @@ class Provider:
                     self._lane = await bulk.connect(host, offer, self._sink)
                 except PeerUnreachableError:
                     self._lane = None  # blocks come over the stream
+        if self._lane is None:
+            self._connection.close_bulk()  # the provider may believe that it is open
         self._settle_lane()
 
     def _request_lane(self) -> None:
@@ -279,6 +281,8 @@ class Provider:
         """What was on its way over the lane is asked for again, over the stream."""
         self._work_in(self._sink)
         self._lane = None
+        self._connection.close_bulk()
+        self._wake.set()
         self._ask(list(self._outstanding))
 
     def asked_size(self, cid: Cid) -> int | None:

@@ -20,6 +20,7 @@ from p2pkv.errors import IntegrityError, MachineError, NotFoundError, PeerUnreac
 from p2pkv.exchange.connection import BULK, ProviderConnection
 from p2pkv.exchange.messages import (
     BLOCK_HEADER_BYTES,
+    BulkClosed,
     BulkOffered,
     BulkRequest,
     Cancel,
@@ -158,6 +159,7 @@ class _Session:
         self._connection = ProviderConnection(context.agent, features)
         self._granted: deque[Grant] = deque()  # for the channel
         self._lanes: list[_Lane] = []
+        self._lanes_closed = False  # the peer reads none any more
         self._over = False
         self._wake = trio.Event()
         self._all_said = trio.Event()
@@ -207,7 +209,7 @@ class _Session:
         except* PeerUnreachableError:
             pass  # the peer left; nothing to tell anybody
         finally:
-            self._over = True
+            self._over = self._lanes_closed = True
             for lane in tuple(self._lanes):
                 lane.close()
             await self._channel.aclose()
@@ -253,6 +255,8 @@ class _Session:
                 self._connection.answer(request, matches[:MAX_QUERY_MATCHES])
             case BulkRequest():
                 self._offer_lane()
+            case BulkClosed():
+                self._close_lanes()
             case _:
                 pass
 
@@ -271,7 +275,7 @@ class _Session:
 
     def _offer_lane(self) -> None:
         lane = _Lane(self)
-        bulk = self._context.bulk
+        bulk = None if self._lanes_closed else self._context.bulk
         offer = None if bulk is None else bulk.offer(self._channel.peer_id, lane, want_sender=lane.attach)
         self._connection.offer_bulk(BulkOffered(offer.port, offer.token, offer.fingerprint) if offer else None)
 
@@ -315,8 +319,16 @@ class _Session:
 
     # --- over lanes ----------------------------------------------------------------------------------------------------
 
+    def _close_lanes(self) -> None:
+        """End all lanes, those to come too."""
+        self._lanes_closed = True
+        lanes, self._lanes = self._lanes, []
+        for lane in lanes:
+            lane.close()
+            lane.lane_closed()  # now: what is granted from here on goes over the stream
+
     def lane_opened(self, lane: _Lane) -> None:
-        if self._over:
+        if self._lanes_closed:
             lane.close()  # the consumer redeemed its token after it had left
         else:
             self._lanes.append(lane)
@@ -354,6 +366,8 @@ class _Lane:
         return self._session.read_block(cid, buffer)
 
     def blocks_sent(self, sizes: Sequence[int]) -> None:
+        if not self._given:
+            return  # of a lane that was closed here, and let go of all that it was given
         grants = [self._given.popleft() for _ in sizes]
         missing = [grant.cid for grant, size in zip(grants, sizes, strict=True) if not size]
         granted = sum(grant.size for grant in grants)

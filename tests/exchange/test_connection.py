@@ -9,6 +9,7 @@ from p2pkv.errors import IntegrityError, ProtocolError
 from p2pkv.exchange.connection import BULK, FROM_CONSUMER, FROM_PROVIDER, ConsumerConnection, ProviderConnection
 from p2pkv.exchange.messages import (
     Block,
+    BulkClosed,
     BulkOffered,
     BulkRequest,
     Cancel,
@@ -100,6 +101,7 @@ EXAMPLES: dict[MessageType, Message] = {
     MessageType.CANCEL: Cancel((A,)),
     MessageType.BULK_REQUEST: BulkRequest(),
     MessageType.BULK_OFFER: OFFER,
+    MessageType.BULK_CLOSED: BulkClosed(),
     MessageType.ERROR: ErrorMessage("internal", ""),
 }
 

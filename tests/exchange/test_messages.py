@@ -13,6 +13,7 @@ from p2pkv.errors import ProtocolError
 from p2pkv.exchange.messages import (
     HEADER_BYTES,
     Block,
+    BulkClosed,
     BulkOffered,
     BulkRequest,
     Cancel,
@@ -68,6 +69,7 @@ MESSAGES: dict[str, Message] = {
     "bulk-request": BulkRequest(),
     "bulk-offer": BulkOffered(4002, BULK_TOKEN, bytes(range(32, 64))),
     "no bulk lane": BulkOffered(0, bytes(32), bytes(32)),
+    "bulk-closed": BulkClosed(),
     "error": ErrorMessage("wire.protocol", "hello twice"),
 }
 
@@ -93,6 +95,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(Have, cid_tuples),
     st.builds(Cancel, cid_tuples),
     st.builds(BulkRequest),
+    st.builds(BulkClosed),
     st.builds(BulkOffered, st.integers(0, 65_535), digests, digests),
     st.builds(ErrorMessage, names, texts),
 )

@@ -13,7 +13,7 @@ from trio.testing import MockClock
 
 from p2pkv.errors import P2pkvError, PeerUnreachableError
 from p2pkv.exchange.connection import BULK, ProviderConnection
-from p2pkv.exchange.messages import BulkOffered, BulkRequest, Cancel, Message, WantBlocks
+from p2pkv.exchange.messages import BulkClosed, BulkOffered, BulkRequest, Cancel, Message, WantBlocks
 from p2pkv.formats.cid import Cid
 from p2pkv.limits import MAX_CODED_BLOCK_BYTES
 from p2pkv.ports import BulkOffer, BulkReceiver, BulkSender, BulkSink, BulkSource, Channel, PeerAddress, PeerId
@@ -42,6 +42,7 @@ class Other:
     requests: int = 0
     wanted: list[Cid] = field(default_factory=list)
     cancelled: list[Cid] = field(default_factory=list)
+    wanted_before_closed: int | None = None
 
     async def serve(self, channel: Channel) -> None:
         connection = ProviderConnection("peer", self.features)
@@ -56,6 +57,8 @@ class Other:
                             continue
                         await trio.sleep(self.offer_after_s)
                         connection.offer_bulk(BulkOffered(self.port, bytes(32), bytes(32)))
+                    case BulkClosed():
+                        self.wanted_before_closed = len(self.wanted)
                     case WantBlocks(cids):
                         self.wanted += cids
                     case Cancel(cids):
@@ -197,6 +200,17 @@ async def test_they_wait_for_a_second_at_most(autojump_clock: MockClock, other: 
         await trio.sleep(0.002)
         assert not provider.bulk
         assert other.wanted == LARGE
+
+
+async def test_a_lane_that_does_not_open_is_closed_ahead_of_what_waited_for_it(autojump_clock: MockClock) -> None:
+    other = Other(refuses=True)
+    async with open_provider(other) as provider:
+        await provider.wait_ready()
+        want(provider, SMALL, *LARGE)
+        await a_moment()
+        assert not provider.bulk
+        assert other.wanted == [SMALL, *LARGE]
+        assert other.wanted_before_closed == 1
 
 
 @pytest.mark.parametrize("other", [Other(port=0), Other(refuses=True)], ids=["no lane now", "refused"])

@@ -13,7 +13,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from p2pkv.errors import DiskFullError, P2pkvError
 from p2pkv.exchange.connection import BULK, ProviderConnection
-from p2pkv.exchange.messages import BulkOffered, BulkRequest, Message, WantBlocks
+from p2pkv.exchange.messages import BulkClosed, BulkOffered, BulkRequest, Message, WantBlocks
 from p2pkv.formats.cid import Cid
 from p2pkv.ports import BulkOffer, BulkReceiver, BulkSender, BulkSink, BulkSource, Channel, PeerAddress, PeerId
 from p2pkv.swarm.provider import Provider
@@ -70,7 +70,7 @@ class Events:
 
 
 class Setting:
-    def __init__(self, provider: Provider, events: Events, lane: FakeLane, node: SimNode, wanted: list[Cid]) -> None:
+    def __init__(self, provider: Provider, events: Events, lane: FakeLane, node: SimNode, wanted: list[Cid | BulkClosed]) -> None:
         self.provider, self.events, self.lane, self.node, self.wanted = provider, events, lane, node, wanted
 
     def want(self, cids: Sequence[Cid]) -> None:
@@ -83,8 +83,8 @@ class Setting:
 
 @asynccontextmanager
 async def open_setting() -> AsyncIterator[Setting]:
-    """A provider that is connected and has its lane; ``wanted`` is what its other end is asked for."""
-    wanted: list[Cid] = []
+    """A provider that is connected and has its lane; ``wanted`` is what its other end is asked for, and when it hears that the lane is closed."""
+    wanted: list[Cid | BulkClosed] = []
 
     async def serve(channel: Channel) -> None:
         connection = ProviderConnection("peer", frozenset({BULK}))
@@ -95,6 +95,8 @@ async def open_setting() -> AsyncIterator[Setting]:
                     connection.offer_bulk(BulkOffered(1, bytes(32), bytes(32)))
                 elif isinstance(message, WantBlocks):
                     wanted.extend(message.cids)
+                elif isinstance(message, BulkClosed):
+                    wanted.append(message)
             await channel.send(connection.data_to_send())
 
     async with open_world() as world, trio.open_nursery() as nursery:
@@ -192,4 +194,6 @@ async def test_what_a_lane_lost_is_asked_again_and_what_it_brought_is_not(autoju
         await trio.sleep(0.1)
         assert not setting.provider.bulk
         assert [cid for batch in setting.events.delivered for cid in batch] == CIDS[:3]
-        assert sorted(setting.wanted[len(CIDS) :], key=str) == sorted(CIDS[3:], key=str)
+        closed, *again = setting.wanted[len(CIDS) :]
+        assert closed == BulkClosed()
+        assert sorted(again, key=str) == sorted(CIDS[3:], key=str)

@@ -272,6 +272,42 @@ async def test_where_the_lane_ends_blocks_come_over_the_stream() -> None:
         assert place.outstanding("client") == 0
 
 
+async def test_what_is_wanted_behind_bulk_closed_comes_over_the_stream() -> None:
+    """The consumer may see the end of a lane first: what it wants again must not go the same way."""
+    store, blocks = stored(3, MIB)
+    async with open_place(store) as place:
+        lane = FakeLane()
+        client = await open_lane(place, lane)
+        await client.want(list(blocks))
+        await wait_all_tasks_blocked()
+        assert lane.queue == list(blocks)
+        client.connection.close_bulk()
+        await client.fetch(list(blocks))
+        assert {block.cid: block.data for block in client.blocks} == blocks
+        assert lane.closed
+        lane.pump(3)  # its thread had them
+        lane.end()
+        await wait_all_tasks_blocked()
+        assert place.outstanding("client") == 0
+        assert place.server.blocks == 3
+
+
+async def test_behind_bulk_closed_no_lane_opens_and_none_is_offered() -> None:
+    store, blocks = stored(1)
+    async with open_place(store) as place:
+        place.provider.context.bulk = lane = FakeLane()
+        client = await place.join("client")
+        client.connection.request_bulk()
+        client.connection.close_bulk()
+        client.connection.request_bulk()
+        await client.flush()
+        await client.read_until(lambda messages: BulkOffered(0, bytes(32), bytes(32)) in messages)
+        lane.want_sender(lane)  # it had redeemed its token
+        assert lane.closed
+        await client.fetch(list(blocks))
+        assert lane.queue == []
+
+
 async def test_a_lane_ends_with_its_stream_and_one_that_comes_too_late_at_once() -> None:
     async with open_place(EndlessStore()) as place:
         lane = FakeLane()

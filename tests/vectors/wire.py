@@ -31,6 +31,7 @@ CODES = {
     "cancel": 0x24,
     "bulk-request": 0x30,
     "bulk-offer": 0x31,
+    "bulk-closed": 0x32,
     "error": 0x7F,
 }
 
@@ -107,6 +108,7 @@ FRAMES: list[tuple[str, str, list[Piece]]] = [
         "port 0 says that there is none",
         map_frame("bulk-offer", {"port": 0, "token": bytes(32), "fingerprint": bytes(32)}, OFFER_NOTES),
     ),
+    ("bulk-closed", "", map_frame("bulk-closed", {})),
     (
         "error",
         "",
@@ -171,6 +173,7 @@ REFUSED: list[tuple[str, bytes]] = [
     ("block too large, its header alone", header(0x21, 1_052_737)),
     ("control message too large, its header alone", header(0x01, 262_145)),
     ("unknown type too large, its header alone", header(0x70, 1_052_737)),
+    ("bulk closed that is no map", header(0x32, 1) + b"\x80"),
     ("bulk request that is no map", header(0x30, 1) + b"\x80"),
     ("bulk offer of port 65,536", _map("bulk-offer", {**OFFER, "port": 65_536})),
     ("bulk offer with a token of 31 bytes", _map("bulk-offer", {**OFFER, "token": bytes(31)})),
