@@ -70,7 +70,9 @@ class Events:
 
 
 class Setting:
-    def __init__(self, provider: Provider, events: Events, lane: FakeLane, node: SimNode, wanted: list[Cid | BulkClosed]) -> None:
+    def __init__(
+        self, provider: Provider, events: Events, lane: FakeLane, node: SimNode, wanted: list[Cid | BulkClosed]
+    ) -> None:
         self.provider, self.events, self.lane, self.node, self.wanted = provider, events, lane, node, wanted
 
     def want(self, cids: Sequence[Cid]) -> None:
@@ -83,7 +85,7 @@ class Setting:
 
 @asynccontextmanager
 async def open_setting() -> AsyncIterator[Setting]:
-    """A provider that is connected and has its lane; ``wanted`` is what its other end is asked for, and when it hears that the lane is closed."""
+    """A provider that is connected and has its lane; ``wanted`` is what its other end hears: wants, and the lane's end."""
     wanted: list[Cid | BulkClosed] = []
 
     async def serve(channel: Channel) -> None:
