@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
 PINS   := constraints.txt
 
-.PHONY: help demo sims test test-fast test-browser test-versions test-crash lint types contracts check bench bench-store clean
+.PHONY: help demo sims test test-fast test-browser test-versions test-crash soak lint types contracts check bench bench-store clean
 
 help: ## Show what there is to make
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -45,8 +45,11 @@ bench: $(STAMP) ## Measure transfer beside other systems and the limit of the ma
 bench-store: $(STAMP) ## Measure publishing, reading and opening beside plain files on the same disk
 	$(BIN)/python -m bench.store
 
-test-crash: $(STAMP) ## Kill a process at KILLS (300) random moments of whatever it does to a home
-	$(BIN)/python -m tests.crash --kills $(or $(KILLS),300)
+test-crash: $(STAMP) ## Kill daemons and workers at KILLS (300) random moments of what they do to a home; SEED repeats a run
+	$(BIN)/python -m tests.crash --kills $(or $(KILLS),300)$(if $(SEED), --seed $(SEED))
+
+soak: $(STAMP) ## Load two nodes in every way for MINUTES (60), and see whether memory, files and tasks stay flat
+	$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),60) --json build/soak.json
 
 lint: $(STAMP) ## Check style
 	$(BIN)/ruff check .

@@ -91,10 +91,18 @@ def control(home: Path) -> Iterator[httpx.Client]:
         yield http
 
 
-def publish(http: httpx.Client, home: Path, shape: Shape, segments: Sequence[Sequence[bytes]]) -> Published:
+def publish(
+    http: httpx.Client, home: Path, shape: Shape, segments: Sequence[Sequence[bytes]], *, first_token: int = 0
+) -> Published:
     """Build an artifact in a staging folder of ``home`` and let the node there take it over and announce it."""
     with open_staging(home) as staging:
-        published = build(shape, segments, staging.write)
-        call = calls.publish(staging.name, published.manifest, published.cids)
-        calls.read_answer(http.request(call.method, call.path, json=call.body))
+        published = build(shape, segments, staging.write, first_token=first_token)
+        call = calls.publish(staging.name, published.manifest)
+        with http.stream(call.method, call.path, json=call.body, timeout=calls.EVENTS_TIMEOUT) as answer:
+            if answer.is_error:
+                answer.read()
+                calls.read_answer(answer)
+            events = [event for line in answer.iter_lines() if (event := calls.read_event(line)) is not None]
+        if not events or events[-1]["event"] != "report":
+            raise calls.no_report()
     return published

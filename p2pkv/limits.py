@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from p2pkv.units import GIB, KIB, MIB, MINUTE
+from p2pkv.units import DAY, GIB, KIB, MIB, MINUTE
 
 # --- formats -----------------------------------------------------------------------------------------------------------
 # 256 tokens amortise one look-up and one Python turn over about 5 ms of transfer, and a prefill step of 256 costs nothing.
@@ -176,8 +176,18 @@ MIN_FREE_BYTES: Final = 1024 * MIB
 MIN_FREE_SHARE: Final = 0.05
 # Room that is kept for the transaction which makes more on a full disk: some thousand segments are taken off the list in it.
 RESERVE_BYTES: Final = 4 * MIB
+# The structure of an index up to this size is checked at each start: a tenth of a second for 300,000 segments, two
+# milliseconds for those of 100,000 blocks. What is wrong within a larger one shows in use.
+MAX_CHECKED_INDEX_BYTES: Final = 64 * MIB
+# Damaged indexes that are kept aside, the newest ones: what was in them is a matter for experts, and rarely wanted.
+MAX_SET_ASIDE_INDEXES: Final = 3
+# Some 60,000 pins; the copy of them is written whole at each change.
+MAX_PINS_FILE_BYTES: Final = 16 * MIB
 # Whoever fetched has so long to read what the answer located, before it may be collected.
 READ_LEASE_S: Final = 300.0
+# Imports, exports and publications have leases of so long, renewed while they go on. What an import had stored when it was
+# interrupted is kept for as long, so that the next one goes on from there.
+WORK_LEASE_S: Final = 10.0 * MINUTE
 # How long a block that was found intact is served without hashing it again, while its file is unchanged: a crowd that comes
 # for one artifact is served at the price of one reading, and a disk that rots is noticed soon.
 REVERIFY_AFTER_S: Final = 10.0 * MINUTE
@@ -199,14 +209,37 @@ MAX_TRUST_NOTE_BYTES: Final = KIB
 MAX_TEXT_FILE_BYTES: Final = 16 * MIB
 
 # --- control -----------------------------------------------------------------------------------------------------------
-# A request body is at most a prompt of MAX_TOKENS as JSON numbers, or a list of staged block names.
+# A request body is at most a prompt of MAX_TOKENS as JSON numbers, of up to ten digits: less than half of this.
 MAX_REQUEST_BYTES: Final = 8 * MIB
 # Daemon and embedded node end within this after the first request to stop.
 SHUTDOWN_GRACE_S: Final = 2.0
+# Imports, exports and publications at once: each keeps a thread and the disk busy, and more of them are not faster.
+MAX_FILE_WORK: Final = 4
+# A lease of a reader lasts at most so long without being renewed: after that, whoever took it is gone.
+MAX_LEASE_S: Final = 60.0 * MINUTE
+# Leases of readers at once: programs on this machine, a few for each of them.
+MAX_LEASES: Final = 1024
 # Rows of each table of the status page, which is made anew every two seconds; nobody reads more.
 MAX_STATUS_ROWS: Final = 200
 # Of a name that a publisher chose, on the status page: one line of a table, and room.
 MAX_STATUS_NAME_CHARS: Final = 200
+# Nodes of artifacts that are read for one look at the page, to learn what their blocks take: a tenth of a second of one core.
+MAX_NODES_SIZED: Final = 64
+# Connections to the port of the status page: a browser opens six, a scraper one. One more takes the place of the oldest.
+MAX_WEB_CONNECTIONS: Final = 32
+# A connection to it is for one request, and all of that is over within this: an answer takes milliseconds, on a busy machine a
+# second.
+WEB_CONNECTION_S: Final = 10.0
+# Worker threads that look at the store for it: however many ask, the others are left to those who read and write blocks.
+MAX_WEB_THREADS: Final = 2
+# What a program tells of a prefill: nobody waits a day for one, and no machine computes so slowly or so fast.
+MAX_PREFILL_S: Final = 1.0 * DAY
+MIN_TOKENS_PER_S: Final = 0.01
+MAX_TOKENS_PER_S: Final = 1e8
+# Models and devices whose rate of computing is remembered; one more takes the place of the one that was used longest ago.
+MAX_PREFILL_RATES: Final = 256
+# A program tells of a prefill before it has its first token, and so it does not wait longer than this for the answer.
+TELL_PATIENCE_S: Final = 0.5
 
 # --- doctor ------------------------------------------------------------------------------------------------------------
 # A daemon that is well tells its status in milliseconds, in a second or two on a machine that swaps.

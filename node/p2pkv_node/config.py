@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from p2pkv.errors import UsageError
 from p2pkv.store.home import default_home
@@ -18,6 +18,9 @@ from p2pkv_node.setting_values import KINDS, OFF
 
 # A node that shares has to be reachable, so the default listens on all interfaces; `--listen` narrows it.
 DEFAULT_LISTEN = ("/ip4/0.0.0.0/tcp/4101",)
+_PREFIX: Final = "P2PKV_"
+# Read before all others, and by the command p2pkv, which may share the environment.
+_OTHER_VARIABLES: Final = ("HOME", "CONFIG", "DEBUG")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +80,27 @@ class SettingFault:
 
 
 @dataclass(frozen=True, slots=True)
+class StrayVariable:
+    """A variable of the environment with the prefix of settings that is none. ``advice`` says what may have been meant."""
+
+    name: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"the variable {self.name} is no setting and is ignored. {self.advice}"
+
+
+@dataclass(frozen=True, slots=True)
 class Configuration:
-    """What all sources say together: each setting in the order of NodeConfig, every fault, and the file that was read."""
+    """What all sources say together: each setting in the order of NodeConfig, every fault, and the file that was read.
+
+    A stray variable is no fault: the environment is shared with other programs, and with other versions.
+    """
 
     settings: tuple[Setting, ...]
     faults: tuple[SettingFault, ...]
     file: Path | None
+    stray: tuple[StrayVariable, ...] = ()
 
     def config(self) -> NodeConfig:
         """Return what the daemon runs with. Raises the UsageError of the first fault."""
@@ -124,7 +142,7 @@ def read_configuration(
             found[name] = Setting(name, _checked(name, value, source, place), source, place)
         except UsageError as error:
             faults.append(SettingFault(name, source, place, error))
-    return Configuration((home, *found.values()), tuple(faults), path)
+    return Configuration((home, *found.values()), tuple(faults), path, tuple(_stray(environment)))
 
 
 def _read_home(flags: Mapping[str, Any], environment: Mapping[str, str], faults: list[SettingFault]) -> Setting:
@@ -172,11 +190,23 @@ def _expanded(path: Path, name: str, source: Source, place: str, faults: list[Se
 
 def _of_environment(environment: Mapping[str, str]) -> Iterator[tuple[Source, str, str, Any]]:
     for name, kind in KINDS.items():
-        place = f"P2PKV_{name.upper()}"
+        place = f"{_PREFIX}{name.upper()}"
         text = environment.get(place)
         if text is not None:
             value = [part for part in text.split(",") if part] if kind.is_list else text
             yield Source.ENVIRONMENT, place, name, value
+
+
+def _stray(environment: Mapping[str, str]) -> Iterator[StrayVariable]:
+    known = sorted([*_OTHER_VARIABLES, *map(str.upper, KINDS)])
+    for variable in sorted(environment):
+        name = variable.removeprefix(_PREFIX)
+        if variable.startswith(_PREFIX) and name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            advice = (
+                f"Did you mean {_PREFIX}{near[0]}?" if near else f"There are {', '.join(f'{_PREFIX}{one}' for one in known)}."
+            )
+            yield StrayVariable(variable, advice)
 
 
 def _flag(name: str, value: Any) -> str:
@@ -195,9 +225,13 @@ def _checked(name: str, value: Any, source: Source, place: str) -> Any:
         raise UsageError(f"{where} has the unknown setting {name!r}", advice=f"{guess}Settings: {', '.join(sorted(KINDS))}.")
     reason = ""
     try:
+        shown = repr(value)
+    except ValueError:  # Python shows no number of so many digits
+        raise UsageError(f"{where} sets {name} to a number that is far too large", advice=kind.advice) from None
+    try:
         parsed = kind.parse(value)
     except UsageError as error:
         parsed, reason = None, f": {error.message}"
     if parsed is None:
-        raise UsageError(f"{where} sets {name} to {value!r}, which is not possible{reason}", advice=kind.advice)
+        raise UsageError(f"{where} sets {name} to {shown}, which is not possible{reason}", advice=kind.advice)
     return parsed

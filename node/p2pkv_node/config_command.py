@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -50,19 +50,24 @@ def show(context: typer.Context, as_json: JsonOption = False) -> None:
 
 @app.command()
 def check(context: typer.Context, as_json: JsonOption = False) -> None:
-    """Name every fault of the settings. Reads what the node would read, touches nothing; exit status 2 where one is wrong."""
+    """Name every fault of the settings, and every variable P2PKV_... that is none.
+
+    Reads what the node would read, touches nothing; exit status 2 where a setting is wrong.
+    """
     given: CommandLine = context.obj
     configuration = given.read()
     faults = configuration.faults
     if as_json or given.as_json:
-        typer.echo(json.dumps({"ok": not faults, **_sources(configuration), "faults": [_fault(fault) for fault in faults]}))
-    elif faults:
-        for fault in faults:
-            typer.echo(f"p2pkv-node: {fault.error}", err=True)
-        typer.echo(plural(len(faults), "fault"), err=True)
+        told = {"faults": [_fault(fault) for fault in faults], "stray": [asdict(one) for one in configuration.stray]}
+        typer.echo(json.dumps({"ok": not faults, **_sources(configuration), **told}))
     else:
-        file = f"file {_quoted(configuration.file)}" if configuration.file else "no file"
-        typer.echo(f"no faults; home {_quoted(configuration.settings[0].value)}, {file}")
+        for wrong in (*configuration.stray, *(fault.error for fault in faults)):
+            typer.echo(f"p2pkv-node: {wrong}", err=True)
+        if faults:
+            typer.echo(plural(len(faults), "fault"), err=True)
+        else:
+            file = f"file {_quoted(configuration.file)}" if configuration.file else "no file"
+            typer.echo(f"no faults; home {_quoted(configuration.settings[0].value)}, {file}")
     if faults:
         raise typer.Exit(faults[0].error.exit_status)
 

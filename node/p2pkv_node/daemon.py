@@ -20,6 +20,7 @@ from p2pkv.ports import BlockStore
 from p2pkv.store.store import Store
 from p2pkv_node.config import NodeConfig
 from p2pkv_node.control import control_app
+from p2pkv_node.http_server import let_writes_end
 from p2pkv_node.node import Node, open_node
 from p2pkv_node.web import serve as web
 
@@ -47,6 +48,7 @@ async def run_daemon(
         settings.umask = 0o077
         settings.graceful_timeout = SHUTDOWN_GRACE_S / 2
         settings.errorlog = logging.getLogger("p2pkv_node.http")
+        let_writes_end()
         serve = partial(
             hypercorn.trio.serve,
             control_app(node, stop),  # type: ignore[arg-type]  # hypercorn's ASGI types are narrower than starlette's

@@ -55,6 +55,21 @@ async def _return_credit_in_halves(stream: YamuxStream, *, bytes_read: int = 0) 
         await _return_credit(stream, bytes_read=bytes_read)
 
 
+_read = YamuxStream.read
+
+
+async def _read_and_leave_nothing(stream: YamuxStream, n: int | None = -1) -> bytes:
+    """Read, and take away what the library puts back for a stream that ended while somebody waited for its data.
+
+    Otherwise each stream, and so each question to a DHT peer, would leave an entry behind for as long as its connection lasts.
+    """
+    try:
+        return await _read(stream, n)
+    finally:
+        if stream.stream_id not in stream.conn.streams:
+            stream.conn.stream_events.pop(stream.stream_id, None)
+
+
 class _NoAutoConnector(AutoConnector):
     """Does not dial every peer that the node ever heard of until it has 128 connections; no setting says so."""
 
@@ -98,6 +113,7 @@ def build_host(seed: bytes, *, announce: Sequence[Multiaddr] = ()) -> IHost:
     """Return a host that does not listen yet. ``announce`` replaces the addresses that others are told, where given."""
     quiet_logging()
     YamuxStream._auto_tune_and_send_window_update = _return_credit_in_halves  # type: ignore[assignment]  # see there
+    YamuxStream.read = _read_and_leave_nothing  # type: ignore[assignment]  # see there
     key_pair = key_pair_from_seed(seed)
     host = new_host(
         key_pair=key_pair,

@@ -14,8 +14,9 @@ import typer
 
 from p2pkv import __version__
 from p2pkv.errors import P2pkvError
+from p2pkv.swarm.background import open_background
 from p2pkv_node import config_command
-from p2pkv_node.config import NodeConfig, load_config
+from p2pkv_node.config import NodeConfig, read_configuration
 from p2pkv_node.daemon import run_daemon, stop_on_signals
 from p2pkv_node.logs import JSON, TEXT, start_logging
 from p2pkv_node.node import Node
@@ -88,9 +89,12 @@ def node(
         return
     log_form = TEXT
     try:
-        settings = load_config(given, file=config)
+        configuration = read_configuration(given, file=config)
+        settings = configuration.config()
         log_form = settings.log_format
         start_logging(settings.log_level, log_form)
+        for variable in configuration.stray:
+            logger.warning("%s", variable)
         trio.run(_run, settings, as_json)
     except P2pkvError as error:
         if log_form == JSON and not as_json:
@@ -104,7 +108,10 @@ app.add_typer(config_command.app, name="config")
 
 
 async def _run(settings: NodeConfig, as_json: bool) -> None:
+    stop, started, starting = trio.Event(), trio.Event(), trio.CancelScope()
+
     def ready(running: Node) -> None:
+        started.set()
         # What was imported stays for good: without this, every full collection walks through all of it in mid-transfer.
         gc.collect()
         gc.freeze()
@@ -119,9 +126,16 @@ async def _run(settings: NodeConfig, as_json: bool) -> None:
         typer.echo(text)
         sys.stdout.flush()
 
-    stop = trio.Event()
-    with stop_on_signals(stop):
-        await run_daemon(settings, ready=ready, stop=stop)
+    async def give_up() -> None:
+        """End a start, in which an index may be made anew, as soon as it is told to stop."""
+        await stop.wait()
+        if not started.is_set():
+            starting.cancel()
+
+    with stop_on_signals(stop), starting:
+        async with open_background() as nursery:
+            nursery.start_soon(give_up)
+            await run_daemon(settings, ready=ready, stop=stop)
 
 
 def main() -> None:

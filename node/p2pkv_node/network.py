@@ -79,6 +79,15 @@ class Libp2pNetwork:
     def set_channel_handler(self, handler: Callable[[Channel], Awaitable[None]]) -> None:
         self._handler = handler
 
+    def addresses_of(self, peer: PeerId) -> tuple[str, ...]:
+        """Return the multiaddrs that are known of a peer, without its id; none where nothing is known."""
+        try:
+            with translated(f"looking up the addresses of {peer}"):
+                known = self.host.get_peerstore().addrs(parse_peer_id(peer))
+        except P2pkvError:
+            return ()
+        return tuple(dict.fromkeys(_without_peer_id(str(address)) for address in known))
+
     async def connect(self, address: str) -> PeerAddress:
         """Connect to ``address``, a multiaddr that ends in ``/p2p/<peer id>``, and say who is there.
 

@@ -9,18 +9,23 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from pathlib import Path
 
 import trio
 
 from p2pkv import __version__
 from p2pkv.artifact.read import Artifact, open_artifact
 from p2pkv.artifact.slice import WHOLE
-from p2pkv.errors import MachineError, NotFoundError, P2pkvError
+from p2pkv.errors import MachineError, P2pkvError
 from p2pkv.formats.cid import Cid
 from p2pkv.formats.envelope import Envelope
+from p2pkv.limits import MAX_FILE_WORK
 from p2pkv.ports import BlockStore
 from p2pkv.routing.boundaries import announce_keys
+from p2pkv.store.car_file import CarArtifact, export_car, import_car
 from p2pkv.store.collect import Collected
+from p2pkv.store.progress import Progress, ignore
+from p2pkv.store.reader_leases import ReaderLeases
 from p2pkv.store.secrets import load_or_create_node_seed
 from p2pkv.store.store import Store, open_store
 from p2pkv.store.trust_file import TrustFile
@@ -31,13 +36,17 @@ from p2pkv.swarm.fetch import Fetch
 from p2pkv.swarm.report import FetchEvent, FetchReport
 from p2pkv.swarm.serve import Server
 from p2pkv.swarm.target import ManifestTarget, PromptTarget, Target
+from p2pkv.trust.policy import judge
 from p2pkv_node.bulk import BulkSettings, TlsBulkLane
+from p2pkv_node.collecting import Collections, Why
 from p2pkv_node.config import NodeConfig
 from p2pkv_node.identity import signer_from_seed
 from p2pkv_node.kad import KadRouting, open_routing
 from p2pkv_node.network import Libp2pNetwork, open_network
 from p2pkv_node.room import fetch_with_room
+from p2pkv_node.savings import Savings
 from p2pkv_node.transfers import Transfers
+from p2pkv_node.worker import in_worker
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +58,6 @@ _IDLE_S = 2.0
 _READY_PAUSE_S = 0.02
 # Nobody waits for what goes on after a restart, so it may take its time.
 _RESUME_PATIENCE_S = 3600.0
-# Longer than any publication takes to be taken over; a kill leaves it behind.
-_ADOPT_S = 600.0
 # The store is looked at so often; between two looks a fast link brings some GiB.
 _QUOTA_CHECK_S = 5.0
 
@@ -81,10 +88,14 @@ class Node:
         )
         self.announcer = AnnounceTask(context)
         self._announced: dict[Cid, frozenset[bytes]] = {}
+        self._file_work = trio.CapacityLimiter(MAX_FILE_WORK)
         self.started = time.time()
         self.ending = trio.Event()  # set when the node is told to end: its downloads go on at the next start
         self.fetches = 0
         self.transfers = Transfers()
+        self.leases = ReaderLeases(store)
+        self.collections = Collections()
+        self.savings = Savings()
         self.web_url: str | None = None  # where the status page is
 
     async def fetch(
@@ -143,22 +154,37 @@ class Node:
 
     async def resume_downloads(self) -> None:
         """Go on with what was being fetched when the node ended, one after another."""
-        for manifest in await in_thread(self.store.downloads.unfinished):
+        queued = self.transfers.queued
+        queued.extend(await in_thread(self.store.downloads.unfinished))
+        while queued:
+            manifest = queued.pop(0)
             logger.info("going on with the download of %s", manifest)
             try:
                 await self.fetch(ManifestTarget(manifest), lambda event: None, _RESUME_PATIENCE_S)
             except P2pkvError as error:
                 logger.warning("%s is not fetched any further: %s", manifest, error)
 
-    async def publish(self, staging: str, manifest: Cid, cids: Sequence[Cid]) -> Artifact:
-        """Take over what a publisher staged, check that it is whole, commit it, and announce it.
-
-        Raises what open_artifact raises, NotFoundError where a block is missing, DiskFullError, StoreError.
-        """
-        artifact = await in_thread(partial(self._adopt, staging, manifest, cids))
+    async def publish(self, staging: str, manifest: Cid, hear: Progress = ignore) -> Artifact:
+        """Take over what a publisher staged, and announce it. Raises what Store.publish raises."""
+        artifact = await in_worker(partial(self.store.publish, staging, manifest), hear, self._file_work)
         self.announce(artifact)
         logger.info("published %s: %d tokens of %s", manifest, artifact.manifest.tokens.count, artifact.manifest.model_name)
         return artifact
+
+    async def import_car(self, path: Path, hear: Progress = ignore) -> CarArtifact:
+        """Take over the artifact of a CAR file, if its publisher is trusted, and announce it. Raises as import_car does."""
+        imported = await in_worker(partial(self._import_car, path), hear, self._file_work)
+        self.announce(imported.artifact)
+        logger.info("imported %s from %s", imported.artifact.cid, path)
+        return imported
+
+    def _import_car(self, path: Path, tell: Progress) -> CarArtifact:
+        trusted = {publisher.did for publisher in self.trust.list()}
+        return import_car(self.store, path, judge=lambda manifest: judge(manifest, trusted, time.time()), on_progress=tell)
+
+    async def export_car(self, manifest: Cid, path: Path, hear: Progress = ignore) -> CarArtifact:
+        """Write a stored artifact to a CAR file. Raises what export_car raises."""
+        return await in_worker(partial(export_car, self.store, manifest, path), hear, self._file_work)
 
     def announce(self, artifact: Artifact, *, delay_s: float = 0.0) -> None:
         """Keep ``artifact`` announced at its boundaries and by manifest CID."""
@@ -199,16 +225,17 @@ class Node:
         while True:
             try:
                 if await in_thread(self.store.collector.due):
-                    await self.collect()
+                    await self.collect(why=Why.ABOVE_HIGH_MARK)
             except MachineError as error:  # of the disk, which whoever stores something is told as well
                 logger.warning("the store is too large and cannot be made smaller: %s", error)
             await trio.sleep(_QUOTA_CHECK_S)
 
-    async def collect(self, *, dry_run: bool = False) -> Collected:
+    async def collect(self, *, dry_run: bool = False, why: Why = Why.ASKED_FOR) -> Collected:
         """Collect garbage; what is gone is announced no longer. Raises DiskFullError, StoreError."""
         collected = await in_thread(partial(self.store.collector.collect, dry_run=dry_run))
         if not dry_run:
             self._withdraw(evicted.manifest_cid for evicted in collected.evicted)
+            self.collections.add(collected, why, time.time())
         return collected
 
     async def remove(self, manifest: Cid) -> bool:
@@ -238,24 +265,6 @@ class Node:
         """Return a stored artifact, verified. Raises NotFoundError and what open_artifact raises. Blocking."""
         return open_stored(self.store, manifest)
 
-    def _adopt(self, staging: str, manifest: Cid, cids: Sequence[Cid]) -> Artifact:
-        lease = self.store.lease(manifest, _ADOPT_S)  # what is adopted belongs to nothing that is listed yet
-        try:
-            return self._adopt_leased(staging, manifest, cids)
-        finally:
-            self.store.holds.release(lease)
-
-    def _adopt_leased(self, staging: str, manifest: Cid, cids: Sequence[Cid]) -> Artifact:
-        self.store.adopt(staging, cids)
-        artifact = self.read_artifact(manifest)
-        for index, node in enumerate(artifact.manifest.segments):
-            segment = artifact.open_segment(index, self.store.read(node))
-            missing = [ref.cid for ref in segment.blocks() if not self.store.has(ref.cid)]
-            if missing:
-                raise NotFoundError(f"{len(missing)} blocks of segment {index} were not staged", advice="Publish again.")
-        self.store.index.add_artifact(artifact, range(len(artifact.chain_keys)), durable=True)
-        return artifact
-
 
 def open_stored(store: BlockStore, manifest: Cid) -> Artifact:
     """Read and verify an artifact's manifest and token ids from ``store``. Raises NotFoundError and as open_artifact does."""
@@ -274,7 +283,9 @@ async def open_node(
     HomeLockedError, ListenError, UsageError, StoreError.
     """
     async with AsyncExitStack() as stack:
-        store = stack.enter_context(open_store(config.home, quota=config.quota))
+        # Off the event loop: an index that is made anew takes seconds, and the node may be told to end meanwhile.
+        opening = open_store(config.home, quota=config.quota, go_on=trio.from_thread.check_cancelled)
+        store = await in_thread(partial(stack.enter_context, opening))
         seed = await in_thread(partial(load_or_create_node_seed, config.home))
         network = await stack.enter_async_context(open_network(seed, config.listen, announce=config.announce))
         settings = BulkSettings(_first_host(config.listen) if config.bulk else None, config.bulk_port)

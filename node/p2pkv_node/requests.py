@@ -49,3 +49,11 @@ def text_of(body: dict[str, Any], name: str) -> str:
     if not isinstance(value, str):
         raise UsageError(f"`{name}` is missing or is not text")
     return value
+
+
+def seconds_of(body: dict[str, Any], name: str, most: float, *, default: float | None = None) -> float:
+    """Return the seconds of a field, above 0 and up to ``most``; ``default`` where it is absent. Raises UsageError."""
+    value = body.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
+        raise UsageError(f"`{name}` is not a number of seconds up to {most:.0f}")
+    return float(value)

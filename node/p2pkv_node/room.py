@@ -44,7 +44,7 @@ async def fetch_with_room(
             while free < ROOM_BYTES:
                 if trio.current_time() + _LOOK_S >= deadline:
                     raise
-                detail = f"{format_bytes(free)} are free, {format_bytes(ROOM_BYTES)} are needed to go on"
+                detail = f"{format_bytes(free)} are free; it goes on by itself with {format_bytes(ROOM_BYTES)}"
                 emit(Progress(FetchState.DISK_FULL, detail, done, total, ()))
                 await trio.sleep(_LOOK_S)
                 free = await free_bytes()

@@ -11,7 +11,8 @@ from enum import StrEnum
 
 import trio
 
-from p2pkv.swarm.report import FetchEvent, FetchReport, Matched, Progress
+from p2pkv.formats.cid import Cid
+from p2pkv.swarm.report import FetchEvent, FetchReport, FetchState, Matched, Progress
 from p2pkv.swarm.target import PromptTarget, Target
 
 
@@ -31,17 +32,25 @@ class Outcome(StrEnum):
 
 @dataclass(slots=True)
 class Transfer:
-    """One fetch, from its start (monotonic seconds) until its streams are closed."""
+    """One fetch, from its start until its streams are closed. ``since`` its state is what it is; both in monotonic seconds."""
 
     number: int
     target: Target
     started: float
+    since: float
     matched: Matched | None = None
     progress: Progress | None = None
     outcome: Outcome | None = None
 
-    def hear(self, event: FetchEvent) -> None:
+    @property
+    def state(self) -> FetchState | None:
+        """What it waits for; ``None`` before it has begun to."""
+        return self.progress.state if self.progress is not None else None
+
+    def hear(self, event: FetchEvent, now: float) -> None:
         if isinstance(event, Progress):
+            if event.state is not self.state:
+                self.since = now
             self.progress = event
         elif isinstance(event, Matched):
             self.matched = event
@@ -49,9 +58,13 @@ class Transfer:
 
 @dataclass(slots=True)
 class Transfers:
-    """All fetches of a node. Counts are since the start, tokens those of prompts: what was asked for, and what was here."""
+    """All fetches of a node. Counts are since the start, tokens those of prompts: what was asked for, and what was here.
+
+    ``queued`` are artifacts that were being fetched when the node ended the last time, and wait for their turn.
+    """
 
     running: dict[int, Transfer] = field(default_factory=dict)
+    queued: list[Cid] = field(default_factory=list)
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     prompt_tokens: int = 0
     hit_tokens: int = 0
@@ -63,10 +76,11 @@ class Transfers:
     ) -> Iterator[tuple[Callable[[FetchEvent], None], Callable[[FetchReport], None]]]:
         """Watch one fetch. Yields what to call in the place of ``emit`` and ``deliver``, which are called in turn."""
         self._begun += 1
-        transfer = Transfer(self._begun, target, trio.current_time())
+        now = trio.current_time()
+        transfer = Transfer(self._begun, target, started=now, since=now)
 
         def hear(event: FetchEvent) -> None:
-            transfer.hear(event)
+            transfer.hear(event, trio.current_time())
             emit(event)
 
         def conclude(report: FetchReport) -> None:

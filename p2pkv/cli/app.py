@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from p2pkv import __version__
-from p2pkv.cli import doctor, export, fetch, gc, generate, import_car, inspect, keygen, publish, status, trust, verify
+from p2pkv.cli import doctor, export, fetch, gc, generate, import_car, inspect, keygen, peers, publish, status, trust, verify
 from p2pkv.cli.interrupts import handle_interrupts
 from p2pkv.cli.options import show_help
 from p2pkv.cli.output import Output
@@ -57,8 +57,8 @@ def p2pkv(
     Keep it, make room:  p2pkv pin bafyr4i...; p2pkv gc
     Find what is wrong:  p2pkv doctor
 
-    Keygen, inspect, verify, export, trust and doctor work alone; the others talk to the p2pkv-node that keeps the same
-    home. Every command takes --home and --json, and teaches with --help.
+    Keygen, inspect, verify, trust and doctor work alone, export too where no node runs; the others talk to the p2pkv-node that
+    keeps the same home. Every command takes --home and --json, and teaches with --help.
 
     \b
     Exit status: 0 done, 2 a wrong argument, key or model, 3 wrong bytes from a peer or publisher, 4 this machine, its
@@ -82,6 +82,7 @@ app.command("pins")(gc.pins)
 app.command("remove")(gc.remove)
 app.command("gc")(gc.gc)
 app.command("status")(status.status)
+app.command("peers")(peers.peers)
 app.command("doctor")(doctor.doctor)
 
 

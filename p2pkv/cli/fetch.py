@@ -9,7 +9,6 @@ import typer
 from p2pkv.cli.options import HomeOption, JsonOption, home_of, parse_layers
 from p2pkv.cli.output import Output, reporting
 from p2pkv.cli.progress import FetchView, open_progress
-from p2pkv.errors import DaemonUnreachableError
 from p2pkv.formats.cid import Cid
 from p2pkv.limits import MAX_SEGMENTS
 from p2pkv.units import format_bytes, format_rate, format_seconds, plural
@@ -47,8 +46,6 @@ def fetch(
         with Client(home_of(home)) as client, open_progress(output) as show:
             view = FetchView(show)
             report = client.fetch(cid, segments=segments, layers=layers, patience_s=patience, on_event=view)
-        if not report:
-            raise DaemonUnreachableError("the p2pkv-node ended before the fetch did", advice=interrupted)
         _show(output, {name: value for name, value in report.items() if name != "event"})
 
 

@@ -9,7 +9,7 @@ import typer
 
 from p2pkv.cli.options import HomeOption, JsonOption, home_of
 from p2pkv.cli.output import fields, reporting
-from p2pkv.cli.progress import open_progress, show_bytes
+from p2pkv.cli.progress import FileView, open_progress
 from p2pkv.units import format_bytes, plural
 
 
@@ -20,37 +20,26 @@ def import_car(
 ) -> None:
     """Take over an artifact from a CAR file.
 
-    The p2pkv-node of this home serves and announces it from then on. Everything is verified first, and the publisher has to
-    be trusted (`p2pkv trust add`); where anything is wrong or missing, nothing is taken over. What the home has already, of
-    a fetch or of another artifact that begins alike, is not written again and may be missing in the file.
+    The p2pkv-node of this home reads the file, and serves and announces the artifact from then on. Everything is verified
+    first, and the publisher has to be trusted (`p2pkv trust add`); where anything is wrong or missing, nothing is listed.
+    What the home has already, of an interrupted import, of a fetch or of another artifact that begins alike, is not written
+    again and may be missing in the file.
 
     \b
     Example:
       p2pkv import book.car
     """
-    with reporting(as_json, interrupted="Nothing was taken over; run the command again.") as output:
+    with reporting(as_json, interrupted="What was stored is kept; run the command again to go on.") as output:
         from p2pkv.client.sync import Client
 
         path = file.expanduser().absolute()
         with Client(home_of(home)) as client, open_progress(output) as show:
-            imported = client.import_car(path, on_progress=show_bytes(show, "reading"))
-        artifact = imported.artifact
-        tokens = artifact.manifest.tokens.count
-        document = {
-            "manifest": str(artifact.cid),
-            "publisher": artifact.manifest.publisher,
-            "tokens": tokens,
-            "blocks": len(imported.cids),
-            "bytes": imported.file_bytes,
-            "staged_bytes": imported.staged_bytes,
-        }
+            imported = client.import_car(path, on_event=FileView(show))
+        size, new = format_bytes(imported["bytes"]), format_bytes(imported["new_bytes"])
         pairs = [
-            ("manifest", str(artifact.cid)),
-            ("publisher", artifact.manifest.publisher),
-            (
-                "size",
-                f"{plural(tokens, 'token')}, {format_bytes(imported.file_bytes)}, "
-                f"{format_bytes(imported.staged_bytes)} of it were not here already",
-            ),
+            ("manifest", imported["manifest"]),
+            ("publisher", imported["publisher"]),
+            ("size", f"{plural(imported['tokens'], 'token')}, {size}, {new} of it were not here already"),
         ]
-        output.result(document, fields(pairs))
+        del imported["event"]
+        output.result(imported, fields(pairs))

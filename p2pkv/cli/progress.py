@@ -135,13 +135,24 @@ class Rate:
         return (total - before) / (now - start) if now > start else 0.0
 
 
-def show_bytes(show: Show, text: str) -> Callable[[int, int], None]:
-    """Return what shows ``text`` and how many bytes are done, of how many."""
+def show_steps(show: Show) -> Callable[[str, int, int], None]:
+    """Return what shows what is being done with a file, and how many of its bytes are done."""
 
-    def hear(done: int, total: int) -> None:
-        show(Moment(text, done, total, f"{format_bytes(done)} of {format_bytes(total)}"))
+    def hear(step: str, done: int, total: int) -> None:
+        show(Moment(step, done, total, f"{format_bytes(done)} of {format_bytes(total)}" if total else ""))
 
     return hear
+
+
+class FileView:
+    """Turns the daemon's events of a publication, an import or an export into moments; an ``on_event`` of the client."""
+
+    def __init__(self, show: Show) -> None:
+        self._hear = show_steps(show)
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        if event["event"] == "progress":
+            self._hear(event["state"], event["done_bytes"], event["total_bytes"])
 
 
 class FetchView:

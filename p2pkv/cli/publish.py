@@ -21,7 +21,7 @@ from p2pkv.cli.options import (
     read_text,
 )
 from p2pkv.cli.output import fields, reporting
-from p2pkv.cli.progress import Moment, open_progress
+from p2pkv.cli.progress import FileView, Moment, open_progress
 from p2pkv.cli.trust import trust_file
 from p2pkv.formats.did import encode_did
 from p2pkv.formats.tensors import Dtype
@@ -75,9 +75,8 @@ def publish(
                 model_name=name,
                 licence=licence,
                 expires=end,
-                on_progress=lambda done, total: show(
-                    Moment("computing" if done < total else "handing over", done, total, f"{done:,} of {total:,} tokens")
-                ),
+                on_progress=lambda done, total: show(Moment("computing", done, total, f"{done:,} of {total:,} tokens")),
+                on_event=FileView(show),
             )
         if trust:
             trust_file(place).add(did, "the key of this node", int(time.time()))

@@ -16,14 +16,15 @@ from nacl.signing import SigningKey
 from p2pkv.artifact.slice import Slice
 from p2pkv.client import calls
 from p2pkv.client.calls import Call
+from p2pkv.client.lease import Lease
 from p2pkv.client.prefill import PrefillJob
 from p2pkv.client.publishing import Staged
 from p2pkv.client.report import Prefill
 from p2pkv.client.sync import Client, Listener, ignore
 from p2pkv.errors import P2pkvError
 from p2pkv.formats.cid import Cid
-from p2pkv.store.car_file import CarArtifact, Progress, ignore as ignore_progress
-from p2pkv.store.home import default_home
+from p2pkv.limits import TELL_PATIENCE_S
+from p2pkv.store.home import HomeLayout, default_home
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -76,7 +77,9 @@ class AsyncClient:
             if not job.damaged:
                 break
             job.retry()
-        return await run(job.finish)
+        prefill = await run(job.finish)
+        await self._tell(job.told())
+        return prefill
 
     async def publish(
         self,
@@ -88,8 +91,9 @@ class AsyncClient:
         licence: str = "",
         expires: int | None = None,
         on_progress: Callable[[int, int], None] = lambda done, total: None,
+        on_event: Listener = ignore,
     ) -> Staged:
-        """Compute, sign and publish; see :meth:`Client.publish`. ``on_progress`` is called from a worker thread."""
+        """Compute, sign and publish; see :meth:`Client.publish`. A worker thread calls ``on_progress`` and ``on_event``."""
 
         def work() -> Staged:
             with Client(self.home) as client:
@@ -101,6 +105,7 @@ class AsyncClient:
                     licence=licence,
                     expires=expires,
                     on_progress=on_progress,
+                    on_event=on_event,
                 )
 
         return await anyio.to_thread.run_sync(work)
@@ -118,23 +123,29 @@ class AsyncClient:
         on_event: Listener = ignore,
     ) -> dict[str, Any]:
         """Let the daemon fetch an artifact, whole or a slice of it, and return its report; see :meth:`Client.fetch`."""
-        report: dict[str, Any] = {}
         call = calls.fetch_manifest(manifest, patience_s, Slice(segments, layers), in_order=in_order)
-        async with aclosing(self._stream(call)) as events:
-            async for event in events:
-                on_event(event)
-                if event["event"] == "report":
-                    report = event
-        return report
+        return await self._report(call, on_event)
 
-    async def import_car(self, file: Path, *, on_progress: Progress = ignore_progress) -> CarArtifact:
-        """Take over the artifact of a CAR file; see :meth:`Client.import_car`. A worker thread calls ``on_progress``."""
+    async def import_car(self, file: Path, *, on_event: Listener = ignore) -> dict[str, Any]:
+        """Let the daemon take over the artifact of a CAR file; see :meth:`Client.import_car`."""
+        return await self._report(calls.import_car(file), on_event)
 
-        def work() -> CarArtifact:
-            with Client(self.home) as client:
-                return client.import_car(file, on_progress=on_progress)
+    async def export_car(self, manifest: Cid, file: Path, *, on_event: Listener = ignore) -> dict[str, Any]:
+        """Let the daemon write an artifact to a CAR file; see :meth:`Client.export_car`."""
+        return await self._report(calls.export_car(manifest, file), on_event)
 
-        return await anyio.to_thread.run_sync(work)
+    @asynccontextmanager
+    async def lease(self, manifest: Cid, *, seconds: float = 60.0) -> AsyncIterator[Lease]:
+        """Keep an artifact where it is until the end of the block; see :meth:`Client.lease`. Mapping reads the disk."""
+        with Client(self.home) as keeper:
+            folder = HomeLayout(self.home).blocks
+            lease = await anyio.to_thread.run_sync(partial(Lease, keeper._call, folder, manifest, seconds))
+            try:
+                yield lease
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await anyio.to_thread.run_sync(lease.give_back)
+        lease.check()
 
     async def artifacts(self) -> list[dict[str, Any]]:
         """Return what the daemon stores, the newest first."""
@@ -150,6 +161,15 @@ class AsyncClient:
     async def status(self) -> dict[str, Any]:
         """Return addresses, peers, store and transfer figures of the daemon."""
         return await self._call(calls.STATUS)
+
+    async def stats(self) -> dict[str, Any]:
+        """Return the figures that the metrics have too: sums since the start, and what is now."""
+        return await self._call(calls.STATS)
+
+    async def peers(self) -> list[dict[str, Any]]:
+        """Return a row for each peer that the daemon knows, the busy ones first."""
+        found: list[dict[str, Any]] = (await self._call(calls.PEERS))["peers"]
+        return found
 
     async def trust_list(self) -> list[dict[str, Any]]:
         """Return the trusted publishers."""
@@ -206,10 +226,29 @@ class AsyncClient:
         async with self._mapped() as http:
             return calls.read_answer(await http.request(call.method, call.path, json=call.body))
 
+    async def _report(self, call: Call, on_event: Listener) -> dict[str, Any]:
+        """Hear all events of an answer, and return its report."""
+        report: dict[str, Any] | None = None
+        async with aclosing(self._stream(call)) as events:
+            async for event in events:
+                on_event(event)
+                if event["event"] == "report":
+                    report = event
+        if report is None:
+            raise calls.no_report()
+        return report
+
+    async def _tell(self, call: Call | None) -> None:
+        """Say what nothing depends on, not even whether a daemon hears it."""
+        if call is not None:
+            with suppress(P2pkvError):
+                async with self._mapped() as http:
+                    await http.request(call.method, call.path, json=call.body, timeout=TELL_PATIENCE_S)
+
     async def _stream(self, call: Call) -> AsyncGenerator[dict[str, Any], None]:
         async with (
             self._mapped() as http,
-            http.stream(call.method, call.path, json=call.body, timeout=calls.FETCH_TIMEOUT) as response,
+            http.stream(call.method, call.path, json=call.body, timeout=calls.EVENTS_TIMEOUT) as response,
         ):
             if response.is_error:
                 await response.aread()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -12,7 +12,7 @@ from typing import Any, Final
 import httpx
 
 from p2pkv.artifact.slice import Slice
-from p2pkv.errors import DaemonUnreachableError, P2pkvError, error_from_dict
+from p2pkv.errors import DaemonUnreachableError, P2pkvError, UsageError, error_from_dict
 from p2pkv.formats.cid import Cid
 from p2pkv.limits import MAX_CODED_BLOCK_BYTES, MAX_FILE_OFFSET
 from p2pkv.store.home import HomeLayout
@@ -20,9 +20,9 @@ from p2pkv.store.location import Location, is_pack
 
 # The host is no host: the transport goes to the daemon's unix socket.
 BASE_URL: Final = "http://p2pkv"
-# A daemon on the same machine that is silent for longer than this is stuck. Fetches bound themselves by their patience.
+# A daemon on the same machine that is silent for longer than this is stuck. What is told by events takes as long as it takes.
 CALL_TIMEOUT: Final = httpx.Timeout(30.0, connect=2.0)
-FETCH_TIMEOUT: Final = httpx.Timeout(None, connect=2.0)
+EVENTS_TIMEOUT: Final = httpx.Timeout(None, connect=2.0)
 _SAME_VERSION: Final = "Is it a p2pkv-node of this version?"
 
 
@@ -39,6 +39,8 @@ STATUS: Final = Call("GET", "/v1/status")
 ARTIFACTS: Final = Call("GET", "/v1/artifacts")
 TRUST_LIST: Final = Call("GET", "/v1/trust")
 PINS: Final = Call("GET", "/v1/pins")
+PEERS: Final = Call("GET", "/v1/peers")
+STATS: Final = Call("GET", "/v1/stats")
 SHUTDOWN: Final = Call("POST", "/v1/shutdown")
 
 
@@ -46,9 +48,24 @@ def artifact(manifest: Cid) -> Call:
     return Call("GET", f"/v1/artifacts/{manifest}")
 
 
-def publish(staging: str, manifest: Cid, cids: Sequence[Cid]) -> Call:
-    body = {"staging": staging, "manifest": str(manifest), "cids": [str(cid) for cid in cids]}
-    return Call("POST", "/v1/publish", body)
+def publish(staging: str, manifest: Cid) -> Call:
+    return Call("POST", "/v1/publish", {"staging": staging, "manifest": str(manifest)})
+
+
+def import_car(file: Path) -> Call:
+    return Call("POST", "/v1/import", {"path": _path(file)})
+
+
+def export_car(manifest: Cid, file: Path) -> Call:
+    return Call("POST", "/v1/export", {"manifest": str(manifest), "path": _path(file)})
+
+
+def _path(file: Path) -> str:
+    """Return how a file is named to the daemon, whose working folder is another. Raises UsageError."""
+    try:
+        return str(file.absolute()).encode().decode()
+    except UnicodeEncodeError:
+        raise UsageError("the name of the file is not UTF-8", advice="Give it another name.") from None
 
 
 def fetch_manifest(manifest: Cid, patience_s: float, wanted: Slice, *, in_order: bool) -> Call:
@@ -76,6 +93,18 @@ def pin(name: str, manifest: Cid) -> Call:
 
 def unpin(name: str, manifest: Cid | None) -> Call:
     return Call("DELETE", "/v1/pins", {"name": name, **({"manifest": str(manifest)} if manifest is not None else {})})
+
+
+def lease(manifest: Cid, seconds: float) -> Call:
+    return Call("POST", "/v1/leases", {"manifest": str(manifest), "seconds": seconds})
+
+
+def renew(lease: str, seconds: float) -> Call:
+    return Call("POST", f"/v1/leases/{lease}", {"seconds": seconds})
+
+
+def release(lease: str) -> Call:
+    return Call("DELETE", f"/v1/leases/{lease}")
 
 
 def remove(manifest: Cid) -> Call:
@@ -109,7 +138,7 @@ def read_answer(response: httpx.Response) -> dict[str, Any]:
 
 
 def read_event(line: str) -> dict[str, Any] | None:
-    """Return the event of one line of a fetch's answer; ``None`` for a line without one. Raises the error it reports."""
+    """Return the event of one line of an answer; ``None`` for a line without one. Raises the error it reports."""
     if not line.startswith("data: "):
         return None
     try:
@@ -150,6 +179,13 @@ def read_locations(event: Mapping[str, Any]) -> dict[str, Location]:
 def _is_number(value: object, most: float = math.inf) -> bool:
     """Return whether ``value`` is an integer from 0 to ``most``; JSON's true and false are none, although Python's are."""
     return type(value) is int and 0 <= value <= most
+
+
+def no_report() -> P2pkvError:
+    """Return what to raise for an answer of events that ends before its report."""
+    return DaemonUnreachableError(
+        "the p2pkv-node ended before the call did", advice="What is here is kept: run the same command again to resume."
+    )
 
 
 def unreachable(error: httpx.TransportError, home: Path) -> P2pkvError:

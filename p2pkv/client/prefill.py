@@ -68,7 +68,9 @@ class PrefillJob:
         self._spare: hf.KVBuffer | None = None
         self._written: set[int] = set()
         self._fetched: dict[str, Any] = {}
+        self._hit = 0
         self._miss: str | None = None
+        self._tokens_per_s: float | None = None
         self.damaged = False
         """A block that the daemon verified was damaged when it was read here: fetching again will mend it."""
 
@@ -145,9 +147,25 @@ class PrefillJob:
         self._mark("loaded_s")
         steps = hf.canonical_steps(len(self._token_ids), start=hit, shared=shared)
         if len(steps) > 1:
-            hf.prefill(model, self._token_ids, cache, steps[:-1])
+            pace = hf.Pace(model, steps[:-1])
+            hf.prefill(model, self._token_ids, cache, steps[:-1], pace)
+            self._tokens_per_s = pace.tokens_per_s
         self._mark("done_s")
+        self._hit = hit
         return Prefill(cache, steps[-1][0], self._report(hit), {hf.cache_argument(model): cache})
+
+    def told(self) -> Call | None:
+        """After :meth:`finish`: return what tells the daemon how it went, ``None`` where there was no daemon to fetch."""
+        if not self._fetched:
+            return None
+        body = {
+            "model_id": self._model_id.hex(),
+            "device": self._model.device.type,
+            "hit_tokens": self._hit,
+            "loading_s": self._times["loaded_s"],
+            "tokens_per_s": self._tokens_per_s,
+        }
+        return Call("POST", "/v1/prefills", body)
 
     # --- injection -----------------------------------------------------------------------------------------------------
 
@@ -225,5 +243,6 @@ class PrefillJob:
             peers_lost=fetched.get("peers_lost", 0),
             peers_dropped=tuple(fetched.get("peers_dropped", ())),
             refusals=tuple(refusals),
+            tokens_per_s=self._tokens_per_s,
             times={**self._times, **network},
         )

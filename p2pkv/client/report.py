@@ -14,7 +14,8 @@ class PrefillReport:
     """How a prefill went. Times are seconds since the call.
 
     ``manifest`` is the CID of the artifact that was used, if any; ``miss`` says why there was no hit. ``refusals`` are the
-    manifests that were found and not used, each with ``manifest``, ``code``, ``message`` and ``advice``.
+    manifests that were found and not used, each with ``manifest``, ``code``, ``message`` and ``advice``. ``tokens_per_s`` is
+    how fast this machine computed, where enough was computed to tell.
     """
 
     prompt_tokens: int
@@ -28,6 +29,7 @@ class PrefillReport:
     peers_lost: int = 0
     peers_dropped: Sequence[str] = ()
     refusals: Sequence[Mapping[str, Any]] = ()
+    tokens_per_s: float | None = None
     times: Mapping[str, float] = field(default_factory=dict)
 
     @property

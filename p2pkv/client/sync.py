@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -16,18 +16,16 @@ from p2pkv.artifact.build import Terms
 from p2pkv.artifact.slice import Slice
 from p2pkv.client import calls
 from p2pkv.client.calls import Call
+from p2pkv.client.lease import Lease
 from p2pkv.client.prefill import PrefillJob
 from p2pkv.client.publishing import Staged, stage_artifact
 from p2pkv.client.report import Prefill
 from p2pkv.errors import P2pkvError
 from p2pkv.formats.cid import Cid
 from p2pkv.formats.did import encode_did
-from p2pkv.store.car_file import CarArtifact, Progress, ignore as ignore_progress, stage_car
+from p2pkv.limits import TELL_PATIENCE_S
 from p2pkv.store.home import HomeLayout, default_home
 from p2pkv.store.staging import open_staging
-from p2pkv.store.stored_blocks import StoredBlocks
-from p2pkv.store.trust_file import TrustFile
-from p2pkv.trust.policy import judge
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -90,7 +88,9 @@ class Client:
             if not job.damaged:
                 break
             job.retry()
-        return job.finish()
+        prefill = job.finish()
+        self._tell(job.told())
+        return prefill
 
     def publish(
         self,
@@ -102,10 +102,12 @@ class Client:
         licence: str = "",
         expires: int | None = None,
         on_progress: Callable[[int, int], None] = lambda done, total: None,
+        on_event: Listener = ignore,
     ) -> Staged:
         """Compute the KV of ``token_ids``, sign it with ``key`` and let the daemon serve and announce it.
 
-        ``expires`` is in seconds since the epoch. Raises ModelUnsupportedError, UsageError, DiskFullError.
+        ``expires`` is in seconds since the epoch. ``on_progress`` hears of tokens that are computed, ``on_event`` how the
+        daemon takes them over. Raises ModelUnsupportedError, UsageError, DiskFullError.
         """
         calls.socket_of(self.home)  # before minutes of computing
         now = int(time.time())
@@ -113,7 +115,7 @@ class Client:
         terms = Terms(encode_did(bytes(key.verify_key)), sequence=now, created=now, expires=expires, licence=licence)
         with open_staging(self.home) as staging:
             staged = stage_artifact(model, token_ids, key, terms, staging, model_name=model_name, on_progress=on_progress)
-            self._call(calls.publish(staged.name, staged.manifest, staged.cids))
+            self._report(calls.publish(staged.name, staged.manifest), on_event)
         return staged
 
     # --- artifacts -----------------------------------------------------------------------------------------------------
@@ -134,33 +136,39 @@ class Client:
         segment as soon as it is whole, or with ``in_order`` as soon as all before it are whole too. Raises NotFoundError,
         FetchIncompleteError, UsageError for a slice that the artifact has not, and why the artifact was refused.
         """
-        report: dict[str, Any] = {}
-        for event in self._stream(calls.fetch_manifest(manifest, patience_s, Slice(segments, layers), in_order=in_order)):
-            on_event(event)
-            if event["event"] == "report":
-                report = event
-        return report
+        return self._report(calls.fetch_manifest(manifest, patience_s, Slice(segments, layers), in_order=in_order), on_event)
 
-    def import_car(self, file: Path, *, on_progress: Progress = ignore_progress) -> CarArtifact:
-        """Let the daemon take over, serve and announce the artifact of a CAR file, and return what it is.
+    def import_car(self, file: Path, *, on_event: Listener = ignore) -> dict[str, Any]:
+        """Let the daemon take over, serve and announce the artifact of a CAR file, and return its report.
 
-        ``on_progress(done, total)`` is called with bytes of the file. What the home has already is not written again.
-        Nothing is taken over unless all is verified. Raises UntrustedPublisherError, ExpiredError and what
-        :func:`p2pkv.store.car_file.stage_car` raises.
+        The daemon reads the file; nothing is listed unless all of it is verified. What is here already is not written
+        again, so the same call goes on where another was interrupted. Raises UntrustedPublisherError, ExpiredError and what
+        :func:`p2pkv.store.car_file.import_car` raises.
         """
-        calls.socket_of(self.home)  # before minutes of reading
-        layout = HomeLayout(self.home)
-        trusted = {publisher.did for publisher in TrustFile(layout.trust).list()}
-        with open_staging(self.home) as staging:
-            imported = stage_car(
-                file,
-                StoredBlocks(layout.blocks),
-                staging,
-                judge=lambda manifest: judge(manifest, trusted, time.time()),
-                on_progress=on_progress,
-            )
-            self._call(calls.publish(staging.name, imported.artifact.cid, imported.cids))
-        return imported
+        return self._report(calls.import_car(file), on_event)
+
+    def export_car(self, manifest: Cid, file: Path, *, on_event: Listener = ignore) -> dict[str, Any]:
+        """Let the daemon write a stored artifact to a CAR file, and return its report.
+
+        It is written beside ``file``, with ``.part`` behind its name, and takes its place when it is complete; the same call
+        goes on where another was interrupted. Raises NotFoundError and what :func:`p2pkv.store.car_file.write_car` raises.
+        """
+        return self._report(calls.export_car(manifest, file), on_event)
+
+    @contextmanager
+    def lease(self, manifest: Cid, *, seconds: float = 60.0) -> Iterator[Lease]:
+        """Keep a stored, whole artifact from being collected until the end of the block, and tell where its blocks lie.
+
+        The lease is renewed by itself, and ends ``seconds`` after this process. Raises NotFoundError, FetchIncompleteError,
+        UsageError; at the end of the block NotFoundError where it was lost meanwhile.
+        """
+        with Client(self.home) as keeper:
+            lease = Lease(keeper._call, HomeLayout(self.home).blocks, manifest, seconds)
+            try:
+                yield lease
+            finally:
+                lease.give_back()
+        lease.check()
 
     def artifacts(self) -> list[dict[str, Any]]:
         """Return what the daemon stores, the newest first."""
@@ -176,6 +184,15 @@ class Client:
     def status(self) -> dict[str, Any]:
         """Return addresses, peers, store and transfer figures of the daemon."""
         return self._call(calls.STATUS)
+
+    def stats(self) -> dict[str, Any]:
+        """Return the figures that the metrics have too: sums since the start, and what is now."""
+        return self._call(calls.STATS)
+
+    def peers(self) -> list[dict[str, Any]]:
+        """Return a row for each peer that the daemon knows, the busy ones first."""
+        found: list[dict[str, Any]] = self._call(calls.PEERS)["peers"]
+        return found
 
     def trust_list(self) -> list[dict[str, Any]]:
         """Return the trusted publishers."""
@@ -235,11 +252,28 @@ class Client:
         with self._mapped() as http:
             return calls.read_answer(http.request(call.method, call.path, json=call.body))
 
+    def _report(self, call: Call, on_event: Listener) -> dict[str, Any]:
+        """Hear all events of an answer, and return its report."""
+        report: dict[str, Any] | None = None
+        for event in self._stream(call):
+            on_event(event)
+            if event["event"] == "report":
+                report = event
+        if report is None:
+            raise calls.no_report()
+        return report
+
+    def _tell(self, call: Call | None) -> None:
+        """Say what nothing depends on, not even whether a daemon hears it."""
+        if call is not None:
+            with suppress(P2pkvError), self._mapped() as http:
+                http.request(call.method, call.path, json=call.body, timeout=TELL_PATIENCE_S)
+
     def _stream(self, call: Call, meanwhile: Callable[[], None] = lambda: None) -> Iterator[dict[str, Any]]:
-        """Yield the events of a fetch; ``meanwhile`` runs when the daemon has begun."""
+        """Yield the events of an answer; ``meanwhile`` runs when the daemon has begun."""
         with (
             self._mapped() as http,
-            http.stream(call.method, call.path, json=call.body, timeout=calls.FETCH_TIMEOUT) as response,
+            http.stream(call.method, call.path, json=call.body, timeout=calls.EVENTS_TIMEOUT) as response,
         ):
             if response.is_error:
                 response.read()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +23,7 @@ from p2pkv.limits import MAX_CODED_BLOCK_BYTES, MAX_PACK_BYTES
 from p2pkv.ports import Buffer
 from p2pkv.store.files import os_errors, sync_paths
 from p2pkv.store.location import Location, is_pack, pack_number
-from p2pkv.store.pack import Contents, PackWriter, Record, Write, bury, is_foreign, reclaim, seal
+from p2pkv.store.pack import Contents, PackWriter, Record, Write, bury, is_foreign, read_contents, reclaim, seal
 from p2pkv.store.stored_blocks import ONE_FILE_ONLY, StoredBlocks, damaged, not_here
 from p2pkv.store.verified import Stamp
 
@@ -64,6 +64,7 @@ class BlockPacks(StoredBlocks):
         self._bytes = 0
         self._damaged = 0
         self._used: set[bytes] | None = None  # binary CIDs, while somebody wants to know
+        self._using = threading.Lock()  # held while a use is noted, and while it is decided who goes for want of one
         self._swept: set[bytes] = set()  # by the last sweep
         super().__init__(folder)
 
@@ -139,8 +140,10 @@ class BlockPacks(StoredBlocks):
         finally:
             self._used = None
 
-    def sweep(self, garbage: Iterable[bytes]) -> Swept:
+    def sweep(self, garbage: Iterable[bytes], kept: Collection[bytes] = ()) -> Swept:
         """Forget the blocks with these binary CIDs, unless they were used meanwhile, and give room back to the disk.
+
+        Of the blocks ``kept`` each copy stays where it is, also one that was replaced: somebody may be reading it there.
 
         Within :meth:`noting_uses`. Room is given back in all packs, also of what was replaced or found damaged earlier. Works
         on a full disk. Raises StoreError.
@@ -148,11 +151,12 @@ class BlockPacks(StoredBlocks):
         with os_errors("give room back to the disk"):
             with self._lock:
                 self._retire()  # whatever is written from now on goes to a pack that is not looked at
-                swept = self._forget_unused(garbage)
+                with self._using:
+                    swept = self._forget_unused(garbage)
                 live: dict[str, set[int]] = {name: set() for name in filter(is_pack, os.listdir(self.folder))}
                 for location in self._index.values():
                     live.setdefault(location.file, set()).add(location.offset)
-            freed = sum(self._reclaim(name, offsets) for name, offsets in live.items())
+            freed = sum(self._reclaim(name, offsets, kept) for name, offsets in live.items())
         return Swept(*swept, freed)
 
     def _forget_unused(self, garbage: Iterable[bytes]) -> tuple[int, int]:
@@ -164,14 +168,14 @@ class BlockPacks(StoredBlocks):
         self._bytes -= size
         return len(self._swept), size
 
-    def _reclaim(self, name: str, live: set[int]) -> int:
+    def _reclaim(self, name: str, live: set[int], kept: Collection[bytes]) -> int:
         """Give back what is dead in one pack, and return the bytes that the disk got."""
         path = f"{self.folder}/{name}"
         with self._lock:
             try:
                 before = os.stat(path).st_blocks * _DISK_BLOCK_BYTES
-                if live:
-                    _change(path, partial(reclaim, live=live))
+                if live or (kept and _holds(path, kept)):
+                    _change(path, partial(reclaim, live=live, kept=kept))
                 elif not _is_foreign(path):
                     os.unlink(path)
                     self.verified.forget(name)
@@ -204,18 +208,19 @@ class BlockPacks(StoredBlocks):
         return super()._find(cid)
 
     def _note_use(self, cid: Cid) -> None:
-        used = self._used
-        if used is not None:
-            used.add(cid.binary)
+        if self._used is not None:
+            with self._using:
+                if self._used is not None:
+                    self._used.add(cid.binary)
 
     def _add(self, name: str, records: Iterable[Record]) -> None:
         used = self._used
-        for record in records:
+        for cid, offset, size in records:
             if used is not None:
-                used.add(record.cid)
-            replaced = self._index.get(record.cid)
-            self._index[record.cid] = Location(name, record.offset, record.size)
-            self._bytes += record.size - (replaced.size if replaced is not None else 0)
+                used.add(cid)
+            replaced = self._index.get(cid)
+            self._index[cid] = Location(name, offset, size)
+            self._bytes += size - (replaced.size if replaced is not None else 0)
 
     @contextmanager
     def _gone_means_missing(self, cid: Cid, location: Location) -> Iterator[None]:
@@ -268,11 +273,20 @@ class BlockPacks(StoredBlocks):
 def _tidy(path: str, contents: Contents, descriptor: int) -> None:
     """Seal a pack that has no table, or remove it where it holds nothing."""
     if contents.records:
-        seal(descriptor)
+        seal(descriptor, contents)
     elif is_foreign(descriptor):
         logger.warning("%s is no pack of this version, and is left alone", path)
     else:
         os.unlink(path)
+
+
+def _holds(path: str, kept: Collection[bytes]) -> bool:
+    """Return whether a pack has a record of one of these CIDs. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return any(record.cid in kept for record in read_contents(descriptor).records)
+    finally:
+        os.close(descriptor)
 
 
 def _is_foreign(path: str) -> bool:

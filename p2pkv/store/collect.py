@@ -4,6 +4,10 @@ Mark and sweep. What is marked: the manifest, token ids, nodes and blocks of eve
 manifest that is pinned or leased. Who goes is decided in one transaction with a look at pins and leases, so neither can come
 in between; the artifacts go in it too, and their blocks after it, so a kill leaves blocks that nobody lists, for the next
 time. A block that somebody asked for or added since the marking began is spared.
+
+Which blocks belong to a segment says its node alone. While the node of a segment that is held cannot be read, since it was
+damaged, any block that belongs to nothing else may be one of them: such blocks stay until the node was fetched again, its
+artifact went, or the room is needed.
 """
 
 from __future__ import annotations
@@ -20,20 +24,23 @@ from functools import partial
 from typing import Final
 
 from p2pkv.errors import FormatError, IntegrityError, NotFoundError, SignatureError
-from p2pkv.formats.cid import Cid
+from p2pkv.formats.cid import Cid, Codec
 from p2pkv.formats.envelope import Envelope
 from p2pkv.formats.segment import Segment
 from p2pkv.limits import LOW_MARK_SHARE, MIN_FREE_BYTES, MIN_FREE_SHARE
 from p2pkv.store.blocks import BlockPacks
 from p2pkv.store.database import Database
 from p2pkv.store.files import Reserve, os_errors
-from p2pkv.store.holds import held_manifests
+from p2pkv.store.holds import held_manifests, leased_manifests
+from p2pkv.units import format_bytes
 
 logger = logging.getLogger(__name__)
 
 # Longest unused first; of two that were used in the same second, the one that was listed first.
 _ARTIFACTS: Final = "SELECT manifest_cid, model_name, last_used FROM artifacts ORDER BY last_used, id"
 _NODES: Final = "SELECT manifest_cid, node_cid FROM segments JOIN artifacts ON artifact = id"
+# What is here by the index: of these, whatever cannot be read was damaged.
+_EXPECTED: Final = "SELECT manifest_cid FROM artifacts UNION SELECT node_cid FROM segments WHERE held"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +135,15 @@ class Collector:
             for manifest, nodes in listed.items():
                 references.of(manifest, nodes)  # most of the reading is done before anybody has to wait for it
             plan = self._reserve.spend_on(partial(self._decide, references, dry_run))
+            if plan.spared:
+                logger.warning(
+                    "%s that belong to nothing stay, since they may belong to %d damaged nodes: `p2pkv verify CID --repair` "
+                    "of the artifacts that are not whole fetches these again",
+                    *(format_bytes(plan.spared), plan.damaged),
+                )
             if dry_run:
                 return Collected(plan.evicted, len(plan.garbage), plan.bytes, 0, plan.left, plan.over_quota, dry_run=True)
-            swept = self._blocks.sweep(plan.garbage)
+            swept = self._blocks.sweep(plan.garbage, plan.leased)
         self._reserve.refill()
         for evicted in plan.evicted:
             logger.info("collected %s of %s: %d bytes", evicted.manifest_cid, evicted.model_name, evicted.bytes)
@@ -147,9 +160,11 @@ class Collector:
 
     def _plan(self, connection: sqlite3.Connection, references: _References) -> _Plan:
         rows: list[tuple[bytes, str, int]] = connection.execute(_ARTIFACTS).fetchall()
-        listed, held = _listed(connection), held_manifests(connection, self._clock())
+        now = self._clock()
+        listed, held = _listed(connection), held_manifests(connection, now)
         marks, sizes = self.marks(), self._blocks.sizes()
         everything = {manifest: references.of(manifest, listed.get(manifest, ())) for manifest in {*listed, *held}}
+        leased = frozenset[bytes]().union(*(everything[manifest] for manifest in leased_manifests(connection, now)))
         users = Counter(cid for cids in everything.values() for cid in cids)
         left = sum(sizes.get(cid, 0) for cid in users)
         evicted: list[Evicted] = []
@@ -161,8 +176,13 @@ class Collector:
                     freed = self._let_go(everything[manifest], users, sizes)
                     evicted.append(Evicted(Cid.from_bytes(manifest), model_name, freed, last_used))
                     left -= freed
-        garbage = [cid for cid in sizes if cid not in users]
-        return _Plan(tuple(evicted), garbage, sum(sizes[cid] for cid in garbage), left, left > marks.high)
+        stray = [cid for cid in sizes if cid not in users]
+        damaged = references.unread.intersection(cid for (cid,) in connection.execute(_EXPECTED))
+        spare = bool(damaged) and sum(sizes.values()) <= marks.high
+        garbage = [cid for cid in stray if not (spare and cid[1] == Codec.RAW)]
+        freed = sum(sizes[cid] for cid in garbage)
+        spared = sum(sizes[cid] for cid in stray) - freed
+        return _Plan(tuple(evicted), garbage, leased, freed, left + spared, left > marks.high, spared, len(damaged))
 
     @staticmethod
     def _let_go(cids: Iterable[bytes], users: Counter[bytes], sizes: dict[bytes, int]) -> int:
@@ -187,9 +207,12 @@ def _listed(connection: sqlite3.Connection) -> dict[bytes, list[bytes]]:
 class _Plan:
     evicted: tuple[Evicted, ...]
     garbage: list[bytes]
+    leased: frozenset[bytes]
     bytes: int
     left: int
     over_quota: bool
+    spared: int
+    damaged: int
 
 
 class _References:
@@ -199,13 +222,18 @@ class _References:
         self._blocks = blocks
         self._by_manifest: dict[bytes, frozenset[bytes]] = {}
         self._by_node: dict[Cid, frozenset[bytes]] = {}
+        self.unread: set[bytes] = set()
+        """What was asked for, and is not here or damaged."""
 
     def of(self, manifest: bytes, nodes: Sequence[bytes]) -> frozenset[bytes]:
         """Return what belongs to ``manifest``. The index knows its ``nodes`` too: a damaged manifest costs itself alone."""
         if manifest not in self._by_manifest:
             tokens, named = self._read(Cid.from_bytes(manifest))
-            below = (self._below(node) for node in dict.fromkeys([*named, *map(Cid.from_bytes, nodes)]))
-            self._by_manifest[manifest] = frozenset([manifest, *tokens]).union(*below)
+            below = dict.fromkeys([*named, *map(Cid.from_bytes, nodes)])
+            found = frozenset([manifest, *tokens]).union(*map(self._below, below))
+            if self.unread.intersection([manifest, *(node.binary for node in below)]):
+                return found  # more may arrive before this is asked again
+            self._by_manifest[manifest] = found
         return self._by_manifest[manifest]
 
     def _read(self, cid: Cid) -> tuple[Sequence[bytes], Sequence[Cid]]:
@@ -228,12 +256,15 @@ class _References:
                 refs = ()
             found = frozenset([node.binary, *(ref.cid.binary for ref in refs)])
             if data is None:
-                return found  # it may arrive before this is asked again
+                return found
             self._by_node[node] = found
         return self._by_node[node]
 
     def _peek(self, cid: Cid) -> bytes | None:
         try:
-            return self._blocks.peek(cid)
+            data = self._blocks.peek(cid)
         except (NotFoundError, IntegrityError):
+            self.unread.add(cid.binary)
             return None
+        self.unread.discard(cid.binary)
+        return data

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, Final, TypeVar
+from typing import Final, TypeVar
 
 from p2pkv.errors import DiskFullError, MachineError, StoreError
 from p2pkv.ports import Buffer
@@ -21,7 +21,7 @@ from p2pkv.ports import Buffer
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 # Enough to keep a disk busy while others hash.
-_DISK_THREADS: Final = 8
+DISK_THREADS: Final = 8
 
 _OPEN_FILES: Final = "Raise the limit of open files, for example with `ulimit -n 65536`."
 _PERMISSIONS: Final = "Check who owns the p2pkv home and that it can be written, or choose another with P2PKV_HOME."
@@ -89,32 +89,13 @@ def side_by_side(work: Callable[[Item], Result], items: Sequence[Item]) -> list[
     """Return ``work`` of each item, several at once, for work that waits for the disk. Raises what the first raised."""
     if len(items) < 2:
         return [work(item) for item in items]
-    with ThreadPoolExecutor(_DISK_THREADS, "p2pkv-disk") as pool:
+    with ThreadPoolExecutor(DISK_THREADS, "p2pkv-disk") as pool:
         return list(pool.map(work, items))
 
 
 def replace_file(path: Path, data: bytes) -> None:
     """Put ``data`` (mode 0600) in the place of ``path``, durably; readers see the old or the new, whole. Raises OSError."""
     _publish(path, data, os.replace)
-
-
-@contextmanager
-def replacement(path: Path) -> Iterator[BinaryIO]:
-    """Give a file to write that takes the place of ``path`` at the end, durably; after an error all is as it was.
-
-    As :func:`replace_file`, for more than fits in memory, and with the mode that files have here. Raises OSError.
-    """
-    temp = _beside(path)
-    try:
-        with temp.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temp, path)
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(temp)
-    _sync(path.parent)
 
 
 def create_file(path: Path, data: bytes) -> None:

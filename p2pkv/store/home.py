@@ -50,6 +50,10 @@ class HomeLayout:
         return self.home / "index.sqlite"
 
     @property
+    def pins(self) -> Path:
+        return self.home / "pins.json"
+
+    @property
     def reserve(self) -> Path:
         return self.home / "reserve"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -47,7 +47,7 @@ _ARTIFACT_COLUMNS: Final = """
         complete, added, last_used
     FROM artifacts
 """
-_ARTIFACTS: Final = _ARTIFACT_COLUMNS + "ORDER BY id DESC"
+_ARTIFACTS: Final = _ARTIFACT_COLUMNS + "ORDER BY id DESC LIMIT ?"  # below zero: all
 _ARTIFACT: Final = _ARTIFACT_COLUMNS + "WHERE manifest_cid = ?"
 # Of the artifacts behind one key, those that hold the segment come first, and then the newest.
 _BY_CHAIN_KEY: Final = "SELECT artifact, position FROM segments WHERE chain_key = ? ORDER BY held DESC, artifact DESC LIMIT ?"
@@ -85,18 +85,28 @@ class ArtifactIndex:
         ``held`` are positions (0 for the first segment) whose node and blocks are all stored. Segments that another artifact
         here holds count as held at once.
         """
-        now = int(self._clock())
-        manifest = artifact.manifest
-        columns = (
-            *(artifact.cid.binary, manifest.model_id, manifest.model_name, manifest.dtype.value, manifest.tokens.count),
-            *(len(manifest.segments), manifest.publisher, manifest.sequence, manifest.created, manifest.expires, now, now),
-        )
+        columns = _columns(artifact, int(self._clock()))
         with self._database.writing(f"add artifact {artifact.cid}", durable=durable) as connection:
             ((row,),) = connection.execute(_ADD_ARTIFACT, columns).fetchall()
-            segments = enumerate(zip(artifact.chain_keys, manifest.segments, strict=True))
+            segments = enumerate(zip(artifact.chain_keys, artifact.manifest.segments, strict=True))
             rows = [(row, position, key, node.binary, node.binary) for position, (key, node) in segments]
             connection.executemany(_ADD_SEGMENT, rows)
             self._hold(connection, row, held)
+
+    def fill(self, artifacts: Iterable[tuple[Artifact, Collection[int]]]) -> None:
+        """List many artifacts in an empty index, all or nothing, each with exactly the segments at the positions given.
+
+        Raises what ``artifacts`` raises.
+        """
+        now = int(self._clock())
+        with self._database.writing("list what is stored", durable=True) as connection:
+            for artifact, held in artifacts:
+                ((row,),) = connection.execute(_ADD_ARTIFACT, _columns(artifact, now)).fetchall()
+                segments = zip(artifact.chain_keys, artifact.manifest.segments, strict=True)
+                rows = [(row, i, key, node.binary, i in held) for i, (key, node) in enumerate(segments)]
+                connection.executemany("INSERT INTO segments VALUES (?, ?, ?, ?, ?)", rows)
+                if len(held) == len(rows):
+                    connection.execute("UPDATE artifacts SET complete = 1 WHERE id = ?", (row,))
 
     def mark_held(self, manifest_cid: Cid, positions: Iterable[int], *, durable: bool = False) -> None:
         """Note that node and blocks of these segments are all stored. Raises NotFoundError for an unknown artifact."""
@@ -114,9 +124,10 @@ class ArtifactIndex:
             )
 
     def remove_artifact(self, manifest_cid: Cid) -> bool:
-        """Forget an artifact, durably, and return whether it was known. Its blocks stay."""
+        """Forget an artifact that is not pinned, durably, and return whether there was one. Its blocks stay."""
+        query = "DELETE FROM artifacts WHERE manifest_cid = ? AND manifest_cid NOT IN (SELECT manifest_cid FROM pins)"
         with self._database.writing(f"remove artifact {manifest_cid}", durable=True) as connection:
-            return bool(connection.execute("DELETE FROM artifacts WHERE manifest_cid = ?", (manifest_cid.binary,)).rowcount)
+            return bool(connection.execute(query, (manifest_cid.binary,)).rowcount)
 
     def match(self, chain_keys: Sequence[bytes]) -> list[Match]:
         """Return the artifacts that share the longest prefix with a text, longest first and then those that hold most.
@@ -138,10 +149,10 @@ class ArtifactIndex:
         matches.sort(key=lambda match: (match.matched, int.from_bytes(match.held, "little").bit_count()), reverse=True)
         return matches[:MAX_QUERY_MATCHES]
 
-    def artifacts(self) -> list[StoredArtifact]:
-        """Return all artifacts, the newest first."""
+    def artifacts(self, limit: int | None = None) -> list[StoredArtifact]:
+        """Return the artifacts, the newest first, at most ``limit``."""
         with self._database.reading("list artifacts") as connection:
-            return [_artifact(row) for row in connection.execute(_ARTIFACTS)]
+            return [_artifact(row) for row in connection.execute(_ARTIFACTS, (-1 if limit is None else limit,))]
 
     def artifact(self, manifest_cid: Cid) -> StoredArtifact | None:
         with self._database.reading(f"look up artifact {manifest_cid}") as connection:
@@ -167,6 +178,15 @@ class ArtifactIndex:
     def _hold(connection: sqlite3.Connection, artifact: int, positions: Iterable[int]) -> None:
         connection.executemany(_HOLD, [(artifact, position) for position in positions])
         connection.execute(_COMPLETE, (artifact,))
+
+
+def _columns(artifact: Artifact, now: int) -> tuple[object, ...]:
+    """Return what _ADD_ARTIFACT takes."""
+    manifest = artifact.manifest
+    return (
+        *(artifact.cid.binary, manifest.model_id, manifest.model_name, manifest.dtype.value, manifest.tokens.count),
+        *(len(manifest.segments), manifest.publisher, manifest.sequence, manifest.created, manifest.expires, now, now),
+    )
 
 
 def _match(connection: sqlite3.Connection, artifact: int, matched: int) -> Match:

@@ -28,6 +28,7 @@ from p2pkv.formats.hashing import DIGEST_BYTES, digest
 from p2pkv.limits import MAX_CODED_BLOCK_BYTES, READY_STEP_BYTES
 from p2pkv.ports import Buffer
 from p2pkv.store.files import punch_hole
+from p2pkv.units import KIB
 
 ALIGNMENT: Final = 64
 MAGIC: Final = b"p2pkvPK1"
@@ -38,6 +39,10 @@ _HEADER: Final = struct.Struct(f">4s{CID_BYTES}sI")
 _ENTRY: Final = struct.Struct(f">{CID_BYTES}sQI")
 _TRAILER_TAG: Final = b"TABL"
 _TRAILER: Final = struct.Struct(f">4sI{DIGEST_BYTES}s")
+
+# What a walk reads at once, and up to which size of a block that is less work than a call for each header.
+_WALK_BYTES: Final = 64 * KIB
+_SMALL_BYTES: Final = 8 * KIB
 
 Write: TypeAlias = Callable[[int, Sequence[memoryview], int], int]
 """``os.pwritev`` or a stand-in that fails on purpose."""
@@ -129,12 +134,13 @@ def read_contents(descriptor: int) -> Contents:
     return _read_table(descriptor, size) or _walk(descriptor, size)
 
 
-def seal(descriptor: int) -> Contents:
+def seal(descriptor: int, contents: Contents | None = None) -> Contents:
     """Cut off what follows the last whole record, write the table there, and return what the pack holds.
 
-    Raises OSError; the pack then has no table.
+    ``contents`` is what it is known to hold. Raises OSError; the pack then has no table.
     """
-    contents = _walk(descriptor, os.fstat(descriptor).st_size)
+    if contents is None:
+        contents = _walk(descriptor, os.fstat(descriptor).st_size)
     _write_table(descriptor, contents)
     return contents
 
@@ -148,14 +154,16 @@ def bury(descriptor: int, record: Record) -> None:
         _write_table(descriptor, table._replace(records=[other for other in table.records if other != record]))
 
 
-def reclaim(descriptor: int, live: Container[int]) -> list[Record]:
+def reclaim(descriptor: int, live: Container[int], kept: Container[bytes] = ()) -> list[Record]:
     """Mark as dead every record whose block does not begin at a ``live`` offset, give the room back, and return who lives.
 
-    Works on a full disk. Killed anywhere in it, the pack has the same live records, or those from before. Raises OSError.
+    A record of one of the CIDs ``kept`` lives too, unless it was marked before. Works on a full disk. Killed anywhere in
+    it, the pack has the same live records, or those from before. Raises OSError.
     """
     size = os.fstat(descriptor).st_size
     contents = _read_table(descriptor, size) or _walk(descriptor, size)
-    contents = Contents([record for record in contents.records if record.offset in live], contents.end, sealed=True)
+    living = [record for record in contents.records if record.offset in live or record.cid in kept]
+    contents = Contents(living, contents.end, sealed=True)
     lives = set(contents.records)
     dead = [record for record in _walk(descriptor, size, dead=True).records if record not in lives]
     for record in dead:
@@ -222,13 +230,18 @@ def _walk(descriptor: int, size: int, *, dead: bool = False) -> Contents:
     """Read the records one by one, those that are marked as dead only with ``dead``."""
     records: list[Record] = []
     end = ALIGNMENT if os.pread(descriptor, len(MAGIC), 0) == MAGIC else 0
+    window, start, last = b"", end, -1  # what was read, from where on, and the last place of a header in it
+    length = _SMALL_BYTES
     while end:
-        header = os.pread(descriptor, _HEADER.size, end)
-        if len(header) < _HEADER.size:
-            break
-        tag, binary, length = _HEADER.unpack(header)
+        if end - start > last:
+            # Small blocks come many at a time, with their headers; large ones are jumped over.
+            window = os.pread(descriptor, _WALK_BYTES if length < _SMALL_BYTES else _HEADER.size, end)
+            start, last = end, len(window) - _HEADER.size
+            if last < 0:
+                break
+        tag, binary, length = _HEADER.unpack_from(window, end - start)
         offset = end + ALIGNMENT
-        if tag not in (_LIVE, _DEAD) or length > MAX_CODED_BLOCK_BYTES or offset + length > size:
+        if (tag != _LIVE and tag != _DEAD) or length > MAX_CODED_BLOCK_BYTES or offset + length > size:
             break
         if tag == _LIVE or dead:
             if not is_binary_cid(binary):

@@ -14,8 +14,8 @@ import secrets
 import shutil
 import stat
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -23,13 +23,14 @@ from p2pkv.errors import IntegrityError, NotFoundError, UsageError
 from p2pkv.formats.cid import Cid
 from p2pkv.ports import Buffer
 from p2pkv.store.blocks import BlockPacks
-from p2pkv.store.files import os_errors, side_by_side
+from p2pkv.store.files import DISK_THREADS, os_errors
 from p2pkv.store.home import HomeLayout
-from p2pkv.store.pack import Contents, PackWriter, Record, Write, seal
+from p2pkv.store.pack import Contents, PackWriter, Record, Write, read_contents, seal
+from p2pkv.store.progress import Progress, Step, ignore
 
 _NAME: Final = re.compile(r"[0-9a-f]{32}")
 _PACK: Final = "blocks.pack"
-_PUBLISH_AGAIN: Final = "Nothing was taken over: publish again; if this repeats, check the disk."
+PUBLISH_AGAIN: Final = "Nothing was taken over: publish again; if this repeats, check the disk."
 
 
 class Staging:
@@ -81,23 +82,59 @@ def open_staging(home: Path, *, write: Write = os.pwritev) -> Iterator[Staging]:
         os.close(descriptor)
 
 
-def adopt(layout: HomeLayout, blocks: BlockPacks, name: str, cids: Sequence[Cid]) -> None:
+class StagedBlocks:
+    """What is staged in a folder, and behind it what is stored already; as it is when this is made. For one thread."""
+
+    def __init__(self, descriptor: int | None, blocks: BlockPacks) -> None:
+        self._descriptor = descriptor
+        self._blocks = blocks
+        records = read_contents(descriptor).records if descriptor is not None else []
+        self._records = {record.cid: record for record in records}
+
+    def has(self, cid: Cid) -> bool:
+        """Return whether the block is staged or stored, at once."""
+        return cid.binary in self._records or self._blocks.has(cid)
+
+    def read(self, cid: Cid) -> bytes:
+        """Return the verified bytes of a block. Raises NotFoundError, IntegrityError, StoreError."""
+        record = self._records.get(cid.binary)
+        if record is None or self._descriptor is None:
+            return self._blocks.read(cid)
+        with os_errors("read a staged block"):
+            return _read_staged(self._descriptor, record)
+
+
+@contextmanager
+def open_staged(layout: HomeLayout, blocks: BlockPacks, name: str) -> Iterator[StagedBlocks]:
+    """Look into the staging folder ``name``. Raises UsageError for a name that is none, IntegrityError, StoreError."""
+    path = _pack_of(layout, name)
+    with os_errors(f"read staged blocks in {path}"):
+        descriptor = _open_pack(path)
+    try:
+        with os_errors(f"read staged blocks in {path}"):
+            staged = StagedBlocks(descriptor, blocks)
+        yield staged
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def adopt(layout: HomeLayout, blocks: BlockPacks, name: str, cids: Sequence[Cid], on_progress: Progress = ignore) -> None:
     """Check the blocks of the staging folder ``name`` and move their pack into ``blocks``, durably.
 
     Nothing is moved unless all of ``cids`` are here and right. A block that is stored already need not be staged, so the call
     can be repeated. Raises UsageError for a name that is none, NotFoundError, IntegrityError, DiskFullError, StoreError.
     """
-    if not _NAME.fullmatch(name):
-        raise UsageError("not the name of a staging folder", advice="Pass Staging.name.")
-    path = f"{layout.staging}/{name}/{_PACK}"
+    path = _pack_of(layout, name)
     with os_errors(f"read staged blocks in {path}"):
-        contents = _check_and_sync(path)
+        contents = _check_and_sync(path, on_progress)
     staged = {record.cid for record in contents.records} if contents is not None else set()
     stored = [cid for cid in dict.fromkeys(cids) if cid.binary not in staged]
     for cid in stored:
         if not blocks.has(cid):
-            raise NotFoundError(f"block {cid} was not staged", advice=_PUBLISH_AGAIN)
+            raise NotFoundError(f"block {cid} was not staged", advice=PUBLISH_AGAIN)
         blocks.read(cid)
+        on_progress(Step.VERIFYING, 0, 0)
     if contents is not None:
         with os_errors(f"take over staged blocks in {path}"):
             blocks.install(path, contents)
@@ -144,25 +181,58 @@ def _open_folder(path: Path) -> int:
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
-def _check_and_sync(path: str) -> Contents | None:
-    """Return what a staged pack holds once every hash is right and it is sealed on the disk; ``None`` for no block at all."""
+def _pack_of(layout: HomeLayout, name: str) -> str:
+    """Return the path of the pack in the staging folder ``name``. Raises UsageError."""
+    if not _NAME.fullmatch(name):
+        raise UsageError("not the name of a staging folder", advice="Pass Staging.name.")
+    return f"{layout.staging}/{name}/{_PACK}"
+
+
+def _open_pack(path: str) -> int | None:
+    """Open a staged pack, ``None`` where there is none. Raises IntegrityError for what is no file, OSError."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise IntegrityError("what is staged is no pack", advice=PUBLISH_AGAIN)
+    return descriptor
+
+
+def _read_staged(descriptor: int, record: Record) -> bytes:
+    """Return the verified bytes of a staged block. Raises IntegrityError, OSError."""
+    cid = Cid.from_bytes(record.cid)
+    data = os.pread(descriptor, record.size, record.offset)
+    if not cid.matches(data):
+        raise IntegrityError(f"the staged block {cid} is damaged", advice=PUBLISH_AGAIN)
+    return data
+
+
+def _check_and_sync(path: str, on_progress: Progress) -> Contents | None:
+    """Return what a staged pack holds once every hash is right and it is sealed on the disk; ``None`` for no block at all."""
+    descriptor = _open_pack(path)
+    if descriptor is None:
+        return None
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise IntegrityError("what is staged is no pack", advice=_PUBLISH_AGAIN)
         contents = seal(descriptor)
 
-        def check(record: Record) -> None:
-            cid = Cid.from_bytes(record.cid)
-            if not cid.matches(os.pread(descriptor, record.size, record.offset)):
-                raise IntegrityError(f"the staged block {cid} is damaged", advice=_PUBLISH_AGAIN)
+        def check(record: Record) -> int:
+            return len(_read_staged(descriptor, record))
 
-        # The disk takes what is sealed while blocks are hashed: either takes about as long.
-        steps = [partial(os.fsync, descriptor), *(partial(check, record) for record in contents.records)]
-        side_by_side(lambda step: step(), steps)
+        done, total = 0, sum(record.size for record in contents.records)
+        with ThreadPoolExecutor(DISK_THREADS, "p2pkv-disk") as pool:
+            try:
+                # The disk takes what is sealed while blocks are hashed: either takes about as long.
+                synced = pool.submit(os.fsync, descriptor)
+                for size in pool.map(check, contents.records):
+                    done += size
+                    on_progress(Step.VERIFYING, done, total)
+                on_progress(Step.SYNCING, done, total)
+                synced.result()
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)  # or the end would wait for all that is still to be read
+                raise
         return contents if contents.records else None
     finally:
         os.close(descriptor)

@@ -7,6 +7,7 @@ faults of the mapping, and a file that is cut off under a mapping ends the proce
 from __future__ import annotations
 
 import errno
+import gc
 import logging
 import os
 from collections.abc import Iterable, Iterator
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from p2pkv.errors import IntegrityError, NotFoundError, P2pkvError
-from p2pkv.formats.cid import Cid
+from p2pkv.formats.cid import Cid, Codec
 from p2pkv.ports import BlockReader
 from p2pkv.store.files import os_errors
 from p2pkv.store.location import Location, is_pack, opened, pack_number, read_at
@@ -62,6 +63,11 @@ class StoredBlocks:
         """Return where the block lies, ``None`` where it is not here."""
         return self._index.get(cid.binary)
 
+    def nodes(self) -> list[Cid]:
+        """Return the CIDs of all that is DAG-CBOR, in the order in which it was stored."""
+        places = ((pack_number(at.file), at.offset, cid) for cid, at in [*self._index.items()] if cid[1] == Codec.DAG_CBOR)
+        return [Cid.from_bytes(cid) for _, _, cid in sorted(places)]
+
     def size(self, cid: Cid) -> int:
         """Return the bytes of the block. Raises NotFoundError."""
         return self._find(cid).size
@@ -99,6 +105,10 @@ class StoredBlocks:
         return data
 
     def _load(self) -> None:
+        with _collector_paused():
+            self._load_packs()
+
+    def _load_packs(self) -> None:
         for name in sorted(filter(is_pack, os.listdir(self.folder)), key=pack_number):
             try:
                 contents = self._read_pack(f"{self.folder}/{name}")
@@ -119,8 +129,8 @@ class StoredBlocks:
             os.close(descriptor)
 
     def _add(self, name: str, records: Iterable[Record]) -> None:
-        for record in records:
-            self._index[record.cid] = Location(name, record.offset, record.size)
+        for cid, offset, size in records:
+            self._index[cid] = Location(name, offset, size)
 
     def _find(self, cid: Cid) -> Location:
         location = self._index.get(cid.binary)
@@ -144,6 +154,18 @@ class StoredBlocks:
         """Drop a location, unless a good one took its place meanwhile."""
         if self._index.get(cid.binary) is location:
             self._index.pop(cid.binary, None)  # another thread may find the same damage
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Pause Python's collector of cycles: it would walk again and again through what is loaded, and none of it is garbage."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def not_here(cid: Cid) -> NotFoundError:

@@ -7,19 +7,13 @@ import sqlite3
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 from urllib.parse import quote
 
 from p2pkv.errors import StoreError, UnknownVersionError
-from p2pkv.store.database import SCHEMA_VERSION
+from p2pkv.store.database import DAMAGED_ADVICE, SCHEMA_VERSION
 from p2pkv.store.files import os_errors
 from p2pkv.store.location import is_pack, pack_number
 from p2pkv.store.pack import Record, is_foreign, read_contents
-
-_ADVICE: Final = (
-    "Stop the node, move every file whose name starts with index.sqlite out of the home, and start it again: blocks and keys "
-    "stay, and what is missing is listed again when it is fetched or published."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +59,11 @@ def survey_index(path: Path) -> IndexSurvey | None:
                 )
             (fault,) = connection.execute("PRAGMA quick_check(1)").fetchone()
             if fault != "ok":
-                raise StoreError(f"the index {path} is damaged: {fault.strip().splitlines()[-1]}", advice=_ADVICE)
+                raise StoreError(f"the index {path} is damaged: {fault.strip().splitlines()[-1]}", advice=DAMAGED_ADVICE)
             query = "SELECT count(*), total(complete), max(added) FROM artifacts"
             artifacts, complete, newest = connection.execute(query).fetchone() if version else (0, 0, None)
     except sqlite3.Error as error:
-        raise StoreError(f"the index {path} cannot be read: {error}", advice=_ADVICE) from error
+        raise StoreError(f"the index {path} cannot be read: {error}", advice=DAMAGED_ADVICE) from error
     return IndexSurvey(artifacts, int(complete), newest)
 
 

@@ -65,6 +65,10 @@ class BanList:
     def active(self, now: float) -> list[PeerId]:
         return [peer for peer in list(self._until) if self.banned(peer, now)]
 
+    def until(self, now: float) -> dict[PeerId, float]:
+        """Return when the bans that hold at ``now`` end."""
+        return {peer: self._until[peer] for peer in self.active(now)}
+
 
 @dataclass(slots=True)
 class Context:

@@ -37,6 +37,7 @@ from p2pkv.swarm.report import FetchEvent, FetchReport, FetchState, Matched, Ref
 from p2pkv.swarm.target import MANIFEST_DEADLINE, NODE_DEADLINE, ManifestTarget, PromptTarget, Target
 from p2pkv.swarm.teller import Teller
 from p2pkv.trust.policy import judge
+from p2pkv.units import plural
 
 # Reading a node takes milliseconds of this process. Those behind the first wait so long for the first block, which on a LAN
 # comes sooner for it; elsewhere there is enough to ask for.
@@ -171,7 +172,8 @@ class Fetch:
                 case Dropped(peer):
                     self._pool.ban(peer)
                 case Snubbed(peer, blocks):
-                    self._teller.show(FetchState.TRANSFERRING, f"{peer} is silent; asking others for its {blocks} blocks")
+                    detail = f"{peer} is silent; asking others for its {plural(blocks, 'block')}"
+                    self._teller.show(FetchState.TRANSFERRING, detail)
         timer = self._download.get_timer()
         if timer is not None and timer < self._armed:
             self._changed.set()
@@ -366,6 +368,8 @@ class Fetch:
         self._held.pop(peer, None)
         self._download.remove_peer(peer, trio.current_time())
         self._drain()
+        if self._assembly is not None and self._download.missing:
+            self._teller.show_transfer(len(self._pool.providers))
         self._changed.set()
 
     def provider_matched(self, provider: Provider, match: Match) -> None:

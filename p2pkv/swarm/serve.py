@@ -54,7 +54,10 @@ _REFUSAL_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ServerStatistics:
-    """What this node has served since it started, and what it serves now: bytes per second, and bytes under way by peer."""
+    """What this node has served since it started, and what it serves now.
+
+    Rates are in bytes per second; ``outstanding_by_peer`` are bytes that were granted and are not sent yet.
+    """
 
     channels: int
     blocks: int
@@ -62,6 +65,7 @@ class ServerStatistics:
     refused: int
     rate: float
     outstanding_by_peer: Mapping[PeerId, int]
+    rate_by_peer: Mapping[PeerId, float]
 
 
 class Server:
@@ -76,6 +80,7 @@ class Server:
         self._query_slots = trio.Semaphore(MAX_QUERIES_AT_ONCE)
         self._timer_changed = trio.Event()
         self._meter = RateMeter()
+        self._meters: dict[PeerId, RateMeter] = {}
         self.blocks = 0
         self.bytes = 0
         self.refused = 0
@@ -99,6 +104,7 @@ class Server:
             return
         self._streams[peer] = self._streams.get(peer, 0) + 1
         self._query_turns.setdefault(peer, trio.Lock())
+        self._meters.setdefault(peer, RateMeter())
         session = _Session(self, self._context, channel)
         self._sessions[session.stream] = session
         try:
@@ -108,7 +114,7 @@ class Server:
             self.scheduler.close(session.stream, trio.current_time())
             self._streams[peer] -= 1
             if not self._streams[peer]:
-                del self._streams[peer], self._query_turns[peer]
+                del self._streams[peer], self._query_turns[peer], self._meters[peer]
             self.grant()
 
     def gained(self, cids: Iterable[Cid]) -> None:
@@ -119,8 +125,10 @@ class Server:
 
     def statistics(self) -> ServerStatistics:
         outstanding = self.scheduler.outstanding_by_peer()
-        rate = self._meter.rate(trio.current_time())
-        return ServerStatistics(len(self._sessions), self.blocks, self.bytes, self.refused, rate, outstanding)
+        now = trio.current_time()
+        rates = {peer: meter.rate(now) for peer, meter in self._meters.items()}
+        rate = self._meter.rate(now)
+        return ServerStatistics(len(self._sessions), self.blocks, self.bytes, self.refused, rate, outstanding, rates)
 
     # --- for sessions --------------------------------------------------------------------------------------------------
 
@@ -135,11 +143,14 @@ class Server:
         if self.scheduler.get_timer() != before:
             self._timer_changed.set()
 
-    def count(self, blocks: int, size: int) -> None:
-        """Take note of what was sent."""
+    def count(self, peer: PeerId, blocks: int, size: int) -> None:
+        """Take note of what was sent to ``peer``, which may have left meanwhile."""
+        now = trio.current_time()
         self.blocks += blocks
         self.bytes += size
-        self._meter.add(size, trio.current_time())
+        self._meter.add(size, now)
+        if peer in self._meters:
+            self._meters[peer].add(size, now)
 
     async def match(self, peer: PeerId, keys: Sequence[bytes]) -> Sequence[Match]:
         """Look a query up: one at a time for each peer, few at a time for all."""
@@ -180,7 +191,7 @@ class _Session:
 
     def sent(self, blocks: int, size: int, granted: int, missing: Sequence[Cid]) -> None:
         """Blocks of ``size`` bytes together have gone out, of ``granted`` bytes; those that are missing have not."""
-        self._server.count(blocks, size)
+        self._server.count(self._channel.peer_id, blocks, size)
         if missing:
             self._connection.dont_have(missing)
             self._wake.set()

@@ -47,8 +47,15 @@ class Teller:
     def show_transfer(self, peers: int, *, often: bool = False) -> None:
         """Say what is being waited for; where that happens ``often``, only now and then."""
         if not often or trio.current_time() - self._shown > _PROGRESS_INTERVAL_S:
-            waiting = f"waiting for {plural(self._download.missing, 'block')} of {plural(peers, 'peer')}"
-            self.show(FetchState.TRANSFERRING, waiting)
+            missing = plural(self._download.missing, "block")
+            asked = [share.peer for share in self._download.progress() if share.outstanding]
+            if not self._download.missing:
+                self.show(FetchState.TRANSFERRING, "")
+            elif not peers:
+                self.show(FetchState.LOOKING_UP, f"nobody reachable has the {missing} that are missing yet")
+            else:
+                who = f"peer {asked[0]}" if len(asked) == 1 else plural(peers, "peer")
+                self.show(FetchState.TRANSFERRING, f"waiting for {missing} of {who}")
 
     def report(self, pool: ProviderPool) -> FetchReport:
         self.mark("done_s")

@@ -26,12 +26,3 @@ def envelope_file(folder: Path, sample: Sample) -> Path:
     path = folder / "artifact.envelope"
     path.write_bytes(sample.blocks[sample.cid])
     return path
-
-
-def data_blocks(sample: Sample) -> list[Cid]:
-    """Return the blocks of ``sample`` that hold KV, in order."""
-    return [
-        ref.cid
-        for index, node in enumerate(sample.artifact.manifest.segments)
-        for ref in sample.artifact.open_segment(index, sample.blocks[node]).blocks()
-    ]

@@ -23,7 +23,15 @@ STATUS: dict[str, Any] = {
     "dht_peers": ["12D3KooWOther"],
     "fetches": 1,
     "store": {"blocks": 420, "bytes": 86_900_000, "artifacts": 2, "complete_artifacts": 1, "damaged_blocks": 0},
-    "served": {"channels": 1, "blocks": 7, "bytes": 2048, "refused": 0, "rate": 512.0, "outstanding_by_peer": {}},
+    "served": {
+        "channels": 1,
+        "blocks": 7,
+        "bytes": 2048,
+        "refused": 0,
+        "rate": 512.0,
+        "outstanding_by_peer": {},
+        "rate_by_peer": {},
+    },
     "announcing": {"keys": 12, "announced": 9, "late_s": 0.0},
     "banned_peers": [],
     "trusted_publishers": 3,
@@ -47,6 +55,11 @@ def progress(
     return {"event": "progress", "state": state, "detail": detail, "done_bytes": done, "total_bytes": total, "peers": [peer]}
 
 
+def file_progress(done: int, total: int, state: str) -> dict[str, Any]:
+    """Return an event of a publication, an import or an export."""
+    return {"event": "progress", "state": state, "done_bytes": done, "total_bytes": total}
+
+
 def report(manifest: str, **changes: Any) -> dict[str, Any]:
     return {
         "event": "report",
@@ -68,10 +81,13 @@ def report(manifest: str, **changes: Any) -> dict[str, Any]:
     } | changes
 
 
-class FakeDaemon:
-    """Answers as told: ``answers`` by method and path, ``events`` to every fetch; keeps the bodies of all requests.
+_EVENTS = ("/v1/fetch", "/v1/publish", "/v1/import", "/v1/export")
 
-    With ``hang`` a fetch stays open after its events, until the client leaves; ``left`` is set when it did.
+
+class FakeDaemon:
+    """Answers as told: ``answers`` by method and path, else ``events`` to all that answers with events; keeps all bodies.
+
+    With ``hang`` such an answer stays open after its events, until the client leaves; ``left`` is set when it did.
     """
 
     def __init__(self, home: Path) -> None:
@@ -94,7 +110,7 @@ class FakeDaemon:
             def handle_any(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"null")
                 fake.requests.append((self.command, self.path, body))
-                if self.path == "/v1/fetch":
+                if self.path in _EVENTS and (self.command, self.path) not in fake.answers:
                     self._stream()
                 else:
                     status, answer = fake.answers.get(

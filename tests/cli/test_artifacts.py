@@ -14,9 +14,10 @@ from p2pkv.formats.dagcbor import decode_map, encode
 from p2pkv.formats.envelope import Envelope
 from p2pkv.store.blocks import BlockPacks
 from p2pkv.store.home import HomeLayout
-from tests.cli.artifacts import data_blocks, envelope_file, store
+from tests.cli.artifacts import envelope_file, store
 from tests.cli.conftest import Cli
 from tests.support.artifacts import KEY, PUBLISHER, Sample, make_sample, model
+from tests.support.cars import data_blocks
 from tests.support.stores import cut_off, damage_block, flip_block
 
 NOW = int(time.time())

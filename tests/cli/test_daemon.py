@@ -223,3 +223,28 @@ def test_the_second_ctrl_c_ends_at_once() -> None:
             assert time.monotonic() - started < 1
         finally:
             process.kill()
+
+
+def test_peers_are_listed(cli: Cli, daemon: FakeDaemon) -> None:
+    row = {
+        "peer": "12D3KooWOther",
+        "connected": True,
+        "dht": True,
+        "banned_until": None,
+        "receiving_rate": 0.0,
+        "wanted_blocks": 0,
+        "snubbed": False,
+        "sending_rate": 0.0,
+        "outstanding_bytes": 0,
+        "addresses": ["/ip4/192.0.2.1/tcp/4101", "/dns4/\x1b[31m/tcp/1"],
+    }
+    daemon.answers["GET", "/v1/peers"] = 200, {"peers": [row]}
+    told = cli("peers")
+    assert told.out.splitlines() == [
+        "12D3KooWOther  connected, DHT",
+        "  /ip4/192.0.2.1/tcp/4101",
+        "  /dns4/\N{REPLACEMENT CHARACTER}[31m/tcp/1",
+    ]
+    assert cli("peers", "--json").document == {"peers": [row]}
+    daemon.answers["GET", "/v1/peers"] = 200, {"peers": []}
+    assert "--bootstrap" in cli("peers").err

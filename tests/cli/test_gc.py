@@ -10,9 +10,9 @@ import pytest
 
 from p2pkv.formats.car import encode_header, encode_section
 from p2pkv_node.embedded import embedded_node
-from tests.cli.artifacts import data_blocks
 from tests.cli.conftest import Cli
 from tests.support.artifacts import PUBLISHER, Sample, make_sample
+from tests.support.cars import data_blocks
 
 SAMPLE = make_sample([number % 500 for number in range(600)], created=int(time.time()))
 

@@ -21,7 +21,7 @@ from p2pkv.formats.tensors import Dtype
 from p2pkv.keys import encode_tokens
 from tests.cli.checkpoint import BOS, save_checkpoint
 from tests.cli.conftest import Cli
-from tests.cli.daemon import FakeDaemon
+from tests.cli.daemon import FakeDaemon, file_progress
 from tests.support.staged import staged_block, staged_pack, staged_records
 
 TEXT = "Call me Ishmael. Some years ago - never mind how long precisely. " * 5
@@ -47,17 +47,17 @@ class _Adopting(FakeDaemon):
 
     def staged(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> list[Envelope]:
         seen: list[Envelope] = []
-        send = Client._call
+        send = Client._report
 
-        def call(client: Client, request: Any) -> dict[str, Any]:
+        def call(client: Client, request: Any, on_event: Any) -> dict[str, Any]:
             if request.path == "/v1/publish":
                 name, manifest = request.body["staging"], Cid.parse(request.body["manifest"])
                 seen.append(Envelope.decode(staged_block(home, name, manifest)))
-                assert [str(cid) for cid in staged_records(home, name)] == request.body["cids"]
+                assert manifest in staged_records(home, name)
                 assert list(staged_pack(home, name).parent.iterdir()) == [staged_pack(home, name)]
-            return send(client, request)
+            return send(client, request, on_event)
 
-        monkeypatch.setattr(Client, "_call", call)
+        monkeypatch.setattr(Client, "_report", call)
         return seen
 
 
@@ -67,7 +67,7 @@ def test_publish_signs_the_text_and_hands_it_to_the_daemon(
     did = cli("keygen", "--json").document["did"]
     with _Adopting(home).running() as daemon:
         assert isinstance(daemon, _Adopting)
-        daemon.answers["POST", "/v1/publish"] = 201, {"manifest": "", "segments": 2}
+        daemon.events = [file_progress(50, 100, "verifying"), {"event": "report", "manifest": "", "segments": 2}]
         seen = daemon.staged(home, monkeypatch)
         options = ("--licence", "CC0-1.0", "--expires", "30d", "--trust", "--dtype", "fp32")
         made = cli("publish", folder, text_file, *options, "--json")
@@ -91,6 +91,7 @@ def test_publish_signs_the_text_and_hands_it_to_the_daemon(
     assert seen[1].open().model_name == "my model"
     assert seen[1].open().dtype is Dtype.BF16
     assert told.out.splitlines()[0] == f"manifest   {seen[1].cid}"
+    assert "verifying: 50 %, 50 B of 100 B" in told.err.splitlines()
     assert f"p2pkv trust add {did}" in told.err
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from p2pkv_node.embedded import embedded_node
-from tests.cli.artifacts import data_blocks, store
+from tests.cli.artifacts import store
 from tests.cli.conftest import Cli
 from tests.support.artifacts import PUBLISHER, Sample, make_sample
+from tests.support.cars import data_blocks
 from tests.support.stores import flip_block
 
 SAMPLE = make_sample([number % 500 for number in range(600)], created=int(time.time()))

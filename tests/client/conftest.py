@@ -29,7 +29,10 @@ Sealed = tuple[Artifact, dict[Cid, bytes]]
 
 
 class ScriptedDaemon:
-    """Answers each fetch with the next script: events, and lines as they are; :attr:`asked` keeps what was asked for.
+    """Answers each fetch with the next script: events, and lines as they are.
+
+    :attr:`asked` keeps what was asked for, :attr:`told` how prefills went,
+    which is answered once :attr:`answers` is set.
 
     A script that ends in ``None`` ends as a killed daemon's answer does: in the middle. ``home`` holds the blocks. An event
     that lists ``blocks`` is sent with the places where they lie by then, as the daemon does; another goes out as it is.
@@ -39,6 +42,9 @@ class ScriptedDaemon:
         self.home = home
         self.scripts: list[Sequence[dict[str, Any] | str | None]] = []
         self.asked: list[dict[str, Any]] = []
+        self.told: list[dict[str, Any]] = []
+        self.answers = threading.Event()
+        self.answers.set()
         layout = HomeLayout(home)
         layout.create()
         self.blocks = BlockPacks(layout.blocks)
@@ -66,7 +72,13 @@ class ScriptedDaemon:
             protocol_version = "HTTP/1.1"
 
             def do_POST(self) -> None:
-                script_of.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                if self.path == "/v1/prefills":
+                    script_of.told.append(body)
+                    script_of.answers.wait()
+                    self.send_error(404)  # as from a daemon that does not know the call
+                    return
+                script_of.asked.append(body)
                 self.send_response(200)
                 self.send_header("Content-Type", "text/event-stream")
                 self.send_header("Transfer-Encoding", "chunked")

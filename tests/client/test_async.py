@@ -16,7 +16,6 @@ from p2pkv import AsyncClient
 from p2pkv.errors import DaemonUnreachableError, NotFoundError, UntrustedPublisherError, UsageError
 from p2pkv.formats.cid import Cid
 from p2pkv.formats.did import encode_did
-from p2pkv.store.car_file import write_car
 from p2pkv.store.home import HomeLayout
 from p2pkv.store.stored_blocks import StoredBlocks
 from p2pkv_node import embedded_node
@@ -67,10 +66,17 @@ def test_every_call_against_a_real_node(
                 await client.fetch(published.manifest, segments=4)
             with pytest.raises(NotFoundError):
                 await client.fetch(Cid.of_node(b"nobody"), patience_s=10)
-            blocks = StoredBlocks(HomeLayout(client.home).blocks)
-            write_car(published.manifest, blocks.read(published.manifest), blocks, tmp_path / "artifact.car")
+            exported = await client.export_car(published.manifest, tmp_path / "artifact.car")
+            assert (exported["manifest"], exported["file"]) == (str(published.manifest), str(tmp_path / "artifact.car"))
             imported = await client.import_car(tmp_path / "artifact.car")
-            assert (imported.artifact.cid, imported.staged_bytes) == (published.manifest, 0)
+            assert (imported["manifest"], imported["new_bytes"]) == (str(published.manifest), 0)
+            assert (await client.stats())["room"]["store"]["artifacts"] == 1
+            assert await client.peers() == []
+            async with client.lease(published.manifest) as lease:
+                assert bytes(lease.map(published.manifest)) == StoredBlocks(HomeLayout(client.home).blocks).read(
+                    lease.manifest
+                )
+                assert (await client.stats())["room"]["leases"] >= 1
             assert await client.trust_remove(did)
             with pytest.raises(UntrustedPublisherError):
                 await client.import_car(tmp_path / "artifact.car")

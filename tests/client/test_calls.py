@@ -30,7 +30,12 @@ def test_what_is_asked_for() -> None:
     assert calls.fetch_manifest(CID, 5.0, WHOLE, in_order=False).body == whole
     some = calls.fetch_manifest(CID, 5.0, Slice(3, range(2, 4)), in_order=True).body
     assert some == {**whole, "segments": 3, "layers": [2, 4], "in_order": True}
-    assert calls.publish("name", CID, [BLOCK]).body == {"staging": "name", "manifest": str(CID), "cids": [str(BLOCK)]}
+    assert calls.publish("name", CID).body == {"staging": "name", "manifest": str(CID)}
+    assert calls.import_car(Path("/x.car")) == calls.Call("POST", "/v1/import", {"path": "/x.car"})
+    assert calls.export_car(CID, Path("x.car")).body == {"manifest": str(CID), "path": str(Path("x.car").absolute())}
+    assert calls.lease(CID, 5.0) == calls.Call("POST", "/v1/leases", {"manifest": str(CID), "seconds": 5.0})
+    assert calls.renew("name", 5.0) == calls.Call("POST", "/v1/leases/name", {"seconds": 5.0})
+    assert calls.release("name") == calls.Call("DELETE", "/v1/leases/name")
     assert calls.trust_add("did", "note") == calls.Call("POST", "/v1/trust", {"did": "did", "note": "note"})
     assert calls.trust_remove("did") == calls.Call("DELETE", "/v1/trust", {"did": "did"})
 

@@ -175,7 +175,27 @@ def test_an_index_that_cannot_be_used(home: Path, how: str) -> None:
         path.write_bytes(data)
     found = by_name(home)["index"]
     assert found.state is State.PROBLEM
-    assert ("upgrade" if how == "newer" else "index.sqlite") in found.advice
+    assert ("upgrade" if how == "newer" else "Restart the node") in found.advice
+
+
+def test_an_index_that_was_lost_and_one_that_was_made_anew(home: Path) -> None:
+    layout = HomeLayout(home)
+    layout.index.unlink()
+    found = by_name(home)["index"]
+    assert (found.state, found.found) == (
+        State.WARNING,
+        f"missing, although there are {len(make_sample(range(600)).blocks)} blocks",
+    )
+    assert "Start the node" in found.advice
+    layout.index.write_bytes(b"nonsense")
+    with open_store(home):
+        pass
+    found = by_name(home)["index"]
+    assert found.state is State.WARNING
+    assert "1 artifact, 1 of them complete; it was made anew, and the damaged one is index.sqlite.damaged-1" in found.found
+    assert f"{home}/index.sqlite.damaged-1" in found.advice
+    (home / "index.sqlite.damaged-1").unlink()
+    assert by_name(home)["index"].state is State.OK
 
 
 def test_the_index_of_a_store_in_use_shows_what_was_committed_last(home: Path) -> None:

@@ -18,6 +18,7 @@ from p2pkv.routing.announcer import AnnouncerStatistics
 from p2pkv.store.collect import Collected, Evicted
 from p2pkv.store.home import HomeLayout
 from p2pkv.store.index import StoredArtifact
+from p2pkv.store.progress import Step
 from p2pkv.store.store import StoreStatistics
 from p2pkv.store.trust_file import TrustedPublisher
 from p2pkv.swarm.report import FetchReport, FetchState, Matched, Progress, Refusal, SegmentReady
@@ -26,6 +27,7 @@ from p2pkv_node.condition import Condition
 from p2pkv_node.config import DEFAULT_LISTEN, NodeConfig
 from p2pkv_node.control import _STATUS, control_app
 from p2pkv_node.node import Node
+from p2pkv_node.openapi.schemas import SCHEMAS
 from tests.docs.pages import NAMES, ROOT, prose, read, rows, section
 
 LIMIT = re.compile(r"`([A-Z][A-Z0-9_]+)` \(([\d,.]+)\)")
@@ -114,6 +116,35 @@ def test_statuses_follow_from_faults() -> None:
 def test_the_fields_of_answers_are_told(heading: str, classes: tuple[Any, ...], unsaid: set[str]) -> None:
     text = section("docs/control-api.md", heading)
     assert names(*classes) - unsaid <= quoted(text) | set(re.findall(r'"(\w+)"', text))
+
+
+@pytest.mark.parametrize(
+    ("heading", "schema"),
+    [
+        ("## `GET /v1/stats`", "Stats"),
+        ("## `GET /v1/peers`", "Peers"),
+        ("## `POST /v1/publish`", "PublishReport"),
+        ("## `POST /v1/import`", "ImportReport"),
+        ("## `POST /v1/export`", "ExportReport"),
+        ("### Events of files", "FileProgress"),
+        ("## `/v1/leases`", "Lease"),
+    ],
+)
+def test_the_fields_of_the_openapi_document_are_told(heading: str, schema: str) -> None:
+    text = section("docs/control-api.md", heading)
+    told = quoted(text) | set(re.findall(r'"(\w+)"', text))
+    assert properties(SCHEMAS[schema]) - {"event"} <= told
+
+
+def properties(schema: Any) -> set[str]:
+    """Return the names of an object's fields, and of those of the objects that it lists."""
+    own: dict[str, Any] = schema.get("properties", {})
+    return set(own).union(*(properties(field["items"]) for field in own.values() if "items" in field))
+
+
+def test_the_steps_of_work_on_files_are_told() -> None:
+    text = section("docs/control-api.md", "### Events of files")
+    assert all(f"`{step.value}`" in text for step in Step)
 
 
 def test_the_states_of_a_fetch_are_told() -> None:

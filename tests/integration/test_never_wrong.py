@@ -306,7 +306,7 @@ async def test_a_bit_in_the_staging_folder(
         victim = next(cid for cid in staged.cids if cid.codec is codec)
         flip_staged(publisher.home, staged.name, victim, MIDDLE)
         with pytest.raises(IntegrityError):
-            await publisher.client._call(calls.publish(staged.name, staged.manifest, staged.cids))
+            await publisher.client._report(calls.publish(staged.name, staged.manifest), lambda event: None)
     assert await publisher.client.artifacts() == []
     assert not any(publisher.node.store.has(cid) for cid in staged.cids)
     await publisher.publish(model, document)

@@ -60,9 +60,9 @@ async def lane() -> AsyncIterator[TlsBulkLane]:
             yield running
 
 
-async def events_of(http: httpx.AsyncClient, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return all events of one fetch."""
-    answer = await http.post("/v1/fetch", json=body)
+async def events_of(http: httpx.AsyncClient, body: dict[str, Any], path: str = "/v1/fetch") -> list[dict[str, Any]]:
+    """Return all events of one fetch, or of another call that answers with events."""
+    answer = await http.post(path, json=body)
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert answer.headers["cache-control"] == "no-store"

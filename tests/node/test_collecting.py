@@ -13,9 +13,11 @@ import trio
 from p2pkv.formats.cid import Cid
 from p2pkv.routing.boundaries import announce_keys
 from p2pkv.store.collect import Collected
+from p2pkv.store.progress import Progress
 from p2pkv.store.staging import open_staging
 from p2pkv.store.store import Store, open_store
 from p2pkv.swarm.context import Context, in_thread
+from p2pkv_node.collecting import Why
 from p2pkv_node.config import NodeConfig
 from p2pkv_node.node import Node
 from tests.support.artifacts import Sample, make_sample
@@ -46,7 +48,7 @@ async def publish(node: Node, sample: Sample) -> None:
     with open_staging(node.store.layout.home) as staging:
         for cid, data in sample.blocks.items():
             staging.write(cid, data)
-        await node.publish(staging.name, sample.cid, staging.cids)
+        await node.publish(staging.name, sample.cid)
 
 
 def keys(sample: Sample) -> set[bytes]:
@@ -56,8 +58,8 @@ def keys(sample: Sample) -> set[bytes]:
 async def test_what_is_being_published_is_not_collected(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     adopt = Store.adopt
 
-    def adopt_and_collect(store: Store, name: str, cids: Sequence[Cid]) -> None:
-        adopt(store, name, cids)
+    def adopt_and_collect(store: Store, name: str, cids: Sequence[Cid], on_progress: Progress) -> None:
+        adopt(store, name, cids, on_progress)
         assert store.collector.collect().blocks == 0
 
     monkeypatch.setattr(Store, "adopt", adopt_and_collect)
@@ -82,8 +84,8 @@ async def test_a_node_above_its_quota_makes_itself_smaller(node: Node, nursery: 
     node.store.collector._quota = sum(map(len, ONE.blocks.values())) + 1
     collect, done = node.collect, trio.Event()
 
-    async def collect_and_tell() -> Collected:
-        collected = await collect()
+    async def collect_and_tell(why: Why) -> Collected:
+        collected = await collect(why=why)
         done.set()
         return collected
 

@@ -9,7 +9,7 @@ import pytest
 
 from p2pkv.errors import UsageError
 from p2pkv.units import GIB, MIB
-from p2pkv_node.config import DEFAULT_LISTEN, NodeConfig, load_config
+from p2pkv_node.config import DEFAULT_LISTEN, NodeConfig, load_config, read_configuration
 from p2pkv_node.setting_values import KINDS
 
 A, B, C = "/ip4/127.0.0.1/tcp/1", "/ip4/127.0.0.1/tcp/2", "/ip4/127.0.0.1/tcp/3"
@@ -153,3 +153,22 @@ def test_a_file_that_is_a_folder(tmp_path: Path) -> None:
     (tmp_path / "config.toml").mkdir()
     with pytest.raises(UsageError, match=r"cannot read .*config\.toml"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["bulk_port", "quota", "web", "mirror", "listen", "log_level", "lsiten"])
+@pytest.mark.parametrize("value", ["0x" + "f" * 5000, "[[0b" + "1" * 20_000 + "]]", "{a = 0o" + "7" * 9000 + "}"])
+def test_a_number_that_python_cannot_show_is_a_fault_and_not_a_crash(tmp_path: Path, name: str, value: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        load(tmp_path, text=f"{name} = {value}\n")
+    assert name in caught.value.message
+    assert "config.toml" in caught.value.message
+
+
+def test_a_variable_that_is_no_setting_is_named_and_ignored(tmp_path: Path) -> None:
+    env = {"P2PKV_LSITEN": A, "P2PKV_UNRELATED": "x", "P2PKV_DEBUG": "1", "P2PKV_CONFIG": "", "P2PKV_BULK": "off", "PATH": ""}
+    found = read_configuration({"home": tmp_path}, environment=env)
+    assert found.faults == ()
+    assert found.config() == NodeConfig(tmp_path, bulk=False)
+    assert [variable.name for variable in found.stray] == ["P2PKV_LSITEN", "P2PKV_UNRELATED"]
+    assert found.stray[0].advice == "Did you mean P2PKV_LISTEN?"
+    assert "P2PKV_BULK, P2PKV_BULK_PORT, P2PKV_CONFIG, P2PKV_DEBUG, P2PKV_HOME" in found.stray[1].advice

@@ -127,6 +127,27 @@ def test_neither_touches_anything(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_check_names_variables_that_are_no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("P2PKV_BULKPORT", "1")
+    done = node_command("--home", tmp_path, "config", "check")
+    assert (done.status, done.stdout) == (0, f'no faults; home "{tmp_path}", no file\n')
+    assert "the variable P2PKV_BULKPORT is no setting and is ignored. Did you mean P2PKV_BULK_PORT?" in done.stderr
+    told = json.loads(node_command("--home", tmp_path, "config", "check", "--json").stdout)
+    assert (told["ok"], told["faults"]) == (True, [])
+    assert told["stray"] == [{"name": "P2PKV_BULKPORT", "advice": "Did you mean P2PKV_BULK_PORT?"}]
+
+
+def test_the_daemon_logs_variables_that_are_no_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("P2PKV_BULKPORT", "1")
+    (tmp_path / "blocks").write_text("")
+    assert (
+        node_command("--home", tmp_path).status == EXIT_STATUS[Fault.ENVIRONMENT]
+    )  # a file in the folder's place ends it early
+    assert "P2PKV_BULKPORT is no setting" in caplog.text
+
+
 def test_the_file_of_the_flag_wins_over_that_of_the_environment(tmp_path: Path) -> None:
     for name, port in (("flag", 1), ("variable", 2), ("config", 3)):
         (tmp_path / f"{name}.toml").write_text(f"bulk_port = {port}\n")

@@ -10,14 +10,13 @@ import pytest
 import trio
 
 from p2pkv import __version__
-from p2pkv.formats.cid import Cid, Codec
+from p2pkv.formats.cid import Cid
 from p2pkv.formats.did import encode_did
 from p2pkv.limits import MAX_REQUEST_BYTES, MAX_TRUST_NOTE_BYTES
 from p2pkv.store.home import HomeLayout
-from p2pkv.store.staging import open_staging
-from tests.node.conftest import PROMPT
+from tests.node.conftest import PROMPT, events_of
 from tests.support.artifacts import PUBLISHER, Sample, model
-from tests.support.town import Daemon
+from tests.support.town import Daemon, Town, until
 
 OTHER_DID = encode_did(bytes(range(32)))
 
@@ -48,9 +47,31 @@ async def test_status(daemon: Daemon, http: httpx.AsyncClient, sample: Sample) -
         "complete_artifacts": 1,
         "damaged_blocks": 0,
     }
-    nothing = {"channels": 0, "blocks": 0, "bytes": 0, "refused": 0, "rate": 0.0, "outstanding_by_peer": {}}
+    nothing = {
+        "channels": 0,
+        "blocks": 0,
+        "bytes": 0,
+        "refused": 0,
+        "rate": 0.0,
+        "outstanding_by_peer": {},
+        "rate_by_peer": {},
+    }
     assert status["served"] == nothing
     assert status["announcing"] == {"keys": 4, "announced": 4, "late_s": 0.0}
+
+
+async def test_stats_tell_what_the_metrics_tell(town: Town, daemon: Daemon, http: httpx.AsyncClient, sample: Sample) -> None:
+    provider = await town.start("provider")
+    await provider.plant(sample.artifact, sample.blocks)
+    before = (await http.get("/v1/stats")).json()
+    assert (before["prompt_tokens"], before["outcomes"]["complete"], before["room"]["store"]["blocks"]) == (0, 0, 0)
+    await events_of(http, PROMPT)
+    await until(lambda: daemon.node.fetches == 0)
+    stats = (await http.get("/v1/stats")).json()
+    assert (stats["prompt_tokens"], stats["hit_tokens"], stats["outcomes"]["complete"]) == (602, 600, 1)
+    assert stats["lane_bytes"] + stats["stream_bytes"] == sum(map(len, sample.blocks.values()))
+    assert (stats["room"]["store"]["blocks"], stats["room"]["leases"]) == (len(sample.blocks), 1)
+    assert (stats["unready"], stats["served"]["bytes"]) == (None, 0)
 
 
 async def test_artifacts_and_one_artifact(daemon: Daemon, http: httpx.AsyncClient, sample: Sample) -> None:
@@ -83,36 +104,6 @@ async def test_trust_is_added_listed_and_removed(daemon: Daemon, http: httpx.Asy
         answer = await http.request("DELETE", "/v1/trust", json={"did": OTHER_DID})
         assert answer.json() == {"did": OTHER_DID, "removed": removed}
     assert OTHER_DID not in daemon.node.context.trusted()
-
-
-async def test_publish_takes_over_what_is_staged_and_announces_it(
-    daemon: Daemon, http: httpx.AsyncClient, sample: Sample
-) -> None:
-    with open_staging(daemon.home) as staging:
-        for cid, data in sample.blocks.items():
-            staging.write(cid, data)
-        body = {"staging": staging.name, "manifest": str(sample.cid), "cids": [str(cid) for cid in staging.cids]}
-        answer = await http.post("/v1/publish", json=body)
-    assert (answer.status_code, answer.json()) == (201, {"manifest": str(sample.cid), "segments": 3})
-    assert all(daemon.node.store.read(cid) == data for cid, data in sample.blocks.items())
-    await daemon.announced()
-    assert (await http.get("/v1/status")).json()["announcing"]["keys"] == 4
-
-
-@pytest.mark.parametrize("missing", [Codec.RAW, Codec.DAG_CBOR])
-async def test_publish_refuses_what_is_not_whole(
-    daemon: Daemon, http: httpx.AsyncClient, sample: Sample, missing: Codec
-) -> None:
-    with open_staging(daemon.home) as staging:
-        left_out = next(cid for cid in sample.blocks if cid.codec is missing)
-        for cid, data in sample.blocks.items():
-            if cid != left_out:
-                staging.write(cid, data)
-        body = {"staging": staging.name, "manifest": str(sample.cid), "cids": [str(cid) for cid in staging.cids]}
-        answer = await http.post("/v1/publish", json=body)
-    assert (answer.status_code, error_of(answer)["code"]) == (404, "artifact.not_found")
-    assert (await http.get("/v1/artifacts")).json() == {"artifacts": []}
-    assert (await http.get("/v1/status")).json()["announcing"]["keys"] == 0
 
 
 # --- fetch ----------------------------------------------------------------------------------------------------------------
@@ -203,12 +194,17 @@ async def test_a_body_that_is_none(http: httpx.AsyncClient, path: str) -> None:
 
 
 BAD_CALLS: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/leases", {}),
+    ("/v1/leases", {"manifest": "x", "seconds": 5}),
+    *(("/v1/leases", {"manifest": str(Cid.of_node(b"")), "seconds": value}) for value in (0, -1, True, "5", None, 1e9)),
+    ("/v1/leases/name", {"seconds": 0}),
+    ("/v1/import", {}),
+    ("/v1/export", {"path": "/x.car"}),
+    ("/v1/export", {"path": "/x.car", "manifest": "x"}),
     ("/v1/publish", {}),
-    ("/v1/publish", {"cids": "x"}),
-    ("/v1/publish", {"cids": [1]}),
-    ("/v1/publish", {"cids": [], "manifest": "x", "staging": "x"}),
-    ("/v1/publish", {"cids": [], "manifest": str(Cid.of_node(b"")), "staging": "../blocks"}),
-    ("/v1/publish", {"cids": [], "manifest": str(Cid.of_node(b""))}),
+    ("/v1/publish", {"manifest": "x", "staging": "x"}),
+    ("/v1/publish", {"manifest": 5, "staging": "x"}),
+    ("/v1/publish", {"manifest": str(Cid.of_node(b""))}),
     ("/v1/trust", {}),
     ("/v1/trust", {"did": 1}),
     ("/v1/trust", {"did": "did:key:zNo"}),

@@ -66,7 +66,7 @@ async def test_what_was_abandoned_or_failed_does_not_go_on(town: Town, sample: S
     consumer = await town.start("consumer")
     async with trio.open_nursery() as client:
         await begin(consumer, sample, client)
-        assert consumer.node.store.downloads.unfinished() == [sample.cid]
+        await until(lambda: consumer.node.store.downloads.unfinished() == [sample.cid])
         client.cancel_scope.cancel()
     await until(lambda: consumer.node.store.downloads.unfinished() == [])
     unknown = make_sample(list(range(10)))

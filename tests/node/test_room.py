@@ -112,7 +112,7 @@ async def test_room_is_waited_for_as_long_as_the_patience_lasts(autojump_clock: 
     assert disk.tries == pytest.approx([10.0, 6.0])
     assert trio.current_time() == pytest.approx(9.0)
     assert [event.detail for event in disk.told[:2]] == [
-        "0 B are free, 8.0 MiB are needed to go on",
-        "1.0 MiB are free, 8.0 MiB are needed to go on",
+        "0 B are free; it goes on by itself with 8.0 MiB",
+        "1.0 MiB are free; it goes on by itself with 8.0 MiB",
     ]
     assert {(event.done_bytes, event.total_bytes) for event in disk.told} == {(5, 10)}

@@ -5,24 +5,34 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import trio
 
+from p2pkv.errors import DiskFullError
 from p2pkv.formats.cid import Cid, Codec
 from p2pkv.formats.tensors import LayerGeometry, LayerKind
 from p2pkv.limits import FULL_DISK_BYTES, LATE_ANNOUNCEMENT_S, MAX_STATUS_NAME_CHARS
+from p2pkv.store.blocks import BlockPacks
+from p2pkv.store.downloads import Downloads
+from p2pkv.store.store import open_store
+from p2pkv.swarm.report import FetchState
+from p2pkv.swarm.target import ManifestTarget, Target
+from p2pkv_node import node
 from p2pkv_node.network import Libp2pNetwork
+from p2pkv_node.savings import ToldPrefill
+from p2pkv_node.snapshot import STARTING
 from p2pkv_node.transfers import Outcome
-from p2pkv_node.web import snapshot
 from p2pkv_node.web.app import web_app
-from p2pkv_node.web.guard import Guard
 from tests.node.conftest import PROMPT, events_of
 from tests.support.artifacts import PUBLISHER, Sample, make_sample, model
 from tests.support.stores import Gate, flip, tampering
 from tests.support.town import Daemon, Town, until
+
+STATES = (STARTING, *FetchState)
 
 
 @pytest.fixture
@@ -76,13 +86,16 @@ async def test_a_transfer_is_seen_while_it_runs_and_counted_when_it_is_abandoned
             assert transfer["seconds"] > 0
             assert transfer["done_bytes"] < transfer["total_bytes"]
             assert provider.peer_id in {peer["peer"] for peer in transfer["peers"]}
-            assert status["fetches"] == await metric(web, "p2pkv_fetches_running") == 1
+            assert status["fetches"] == {**dict.fromkeys(STATES, 0), "transferring blocks": 1}
+            assert await metric(web, 'p2pkv_fetches_running{state="transferring blocks"}') == 1
+            assert status["room"]["unfinished"] == await metric(web, "p2pkv_downloads_unfinished") == 1
             nursery.cancel_scope.cancel()
         await until(lambda: daemon.node.fetches == 0)
     finally:
         gate.open()
     status = await status_of(web)
-    assert (status["transfers"], status["fetches"]) == ([], 0)
+    assert (status["transfers"], status["fetches"]) == ([], dict.fromkeys(STATES, 0))
+    assert status["room"]["unfinished"] == 0
     assert status["outcomes"] == {outcome.value: int(outcome is Outcome.ABANDONED) for outcome in Outcome}
 
 
@@ -131,7 +144,7 @@ async def test_a_liar_is_counted_and_shown_as_banned(
     await events_of(http, {**PROMPT, "patience_s": 5})
     status = await status_of(web)
     assert status["blocks_refused"] == await metric(web, "p2pkv_refused_blocks_total") > 0
-    assert [row["peer"] for row in status["peers"] if row["banned"]] == [liar.peer_id]
+    assert [row["peer"] for row in status["peers"] if row["banned_until"]] == [liar.peer_id]
     assert await metric(web, "p2pkv_banned_peers") == 1
 
 
@@ -157,9 +170,9 @@ async def assert_not_ready(web: httpx.AsyncClient, reason: str) -> None:
     assert (await web.get("/healthz")).status_code == 200
 
 
-async def test_a_full_disk(web: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk(daemon: Daemon, web: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     free = FULL_DISK_BYTES
-    monkeypatch.setattr(snapshot, "free_bytes", lambda home: free)
+    monkeypatch.setattr(daemon.node.store.collector, "free_bytes", lambda: free)
     assert (await web.get("/readyz")).status_code == 200
     free -= 1
     await assert_not_ready(web, "The disk is full")
@@ -204,18 +217,155 @@ async def test_late_announcements_are_told(daemon: Daemon, web: httpx.AsyncClien
     assert await metric(web, "p2pkv_announcement_late_seconds") == late.late_s
 
 
-# --- the guard --------------------------------------------------------------------------------------------------------------
+# --- room -------------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_websocket_is_closed(daemon: Daemon) -> None:
-    said: list[Any] = []
+async def test_the_quota_its_marks_and_what_is_kept(town: Town, sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
+    quota = 10_000_000
+    small = (await town.start("small", web="127.0.0.1:0", quota=quota)).node
+    for cid, data in sample.blocks.items():
+        small.store.write(cid, data)
+    small.store.index.add_artifact(sample.artifact, range(3))
+    small.store.holds.pin("one", sample.cid)
+    small.store.holds.pin("two", sample.cid)
+    small.store.lease(sample.cid, 60)
+    assert small.web_url is not None
+    async with httpx.AsyncClient(base_url=small.web_url, timeout=20) as web:
+        room = (await status_of(web))["room"]
+        size = sum(map(len, sample.blocks.values()))
+        assert (room["quota"], room["marks"], room["store"]["bytes"]) == (quota, {"high": quota, "low": 9_000_000}, size)
+        assert (room["pins"], room["leases"], room["unfinished"]) == (2, 1, 0)
+        names = ("store_quota_bytes", "store_high_mark_bytes", "store_low_mark_bytes", "store_pins", "store_leases")
+        assert [await metric(web, f"p2pkv_{name}") for name in names] == [quota, quota, 9_000_000, 2, 1]
+        (row,) = (await status_of(web))["artifacts"]
+        assert (row["bytes"], row["shared_bytes"]) == (size, 0)
+        monkeypatch.setattr(small.store.holds, "_clock", lambda: time.time() + 62)
+        assert (await status_of(web))["room"]["leases"] == 0
 
-    async def send(message: Any) -> None:
-        said.append(message)
 
-    async def receive() -> Any:
-        raise AssertionError("nothing is read")
+@pytest.fixture
+def watchful(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node looks at its store all the time."""
+    monkeypatch.setattr(node, "_QUOTA_CHECK_S", 0.02)
 
-    guard = Guard(web_app(daemon.node, trio.Event()), {"127.0.0.1:1"})
-    await guard({"type": "websocket", "headers": [(b"host", b"127.0.0.1:1")]}, receive, send)
-    assert said == [{"type": "websocket.close", "code": 1008}]
+
+@pytest.mark.usefixtures("watchful")
+async def test_collections_are_counted_with_their_reason(
+    daemon: Daemon, http: httpx.AsyncClient, web: httpx.AsyncClient, sample: Sample, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await daemon.plant(sample.artifact, sample.blocks)
+    nothing = {
+        "count": {"above the high mark": 0, "asked for": 0},
+        "evicted": 0,
+        "freed_bytes": 0,
+        "last": None,
+        "over_quota": False,
+    }
+    assert (await status_of(web))["collections"] == nothing
+    assert (await http.post("/v1/gc", json={"dry_run": True})).status_code == 200
+    assert (await status_of(web))["collections"] == nothing
+    assert (await http.post("/v1/gc", json={})).status_code == 200
+    assert (await status_of(web))["collections"]["count"] == {"above the high mark": 0, "asked for": 1}
+
+    monkeypatch.setattr(daemon.node.store.collector, "_quota", 1)
+    daemon.node.store.holds.pin("kept", sample.cid)
+    await until(lambda: daemon.node.collections.statistics().over_quota)
+    assert await metric(web, "p2pkv_over_quota") == 1
+    daemon.node.store.holds.unpin("kept")
+    await until(lambda: daemon.node.store.blocks.totals().blocks == 0)
+    await until(lambda: not daemon.node.collections.statistics().over_quota)
+    collections = (await status_of(web))["collections"]
+    assert (collections["evicted"], collections["last"]["evicted"]) == (1, 1)
+    assert collections["freed_bytes"] == collections["last"]["freed_bytes"] > 0
+    assert collections["last"]["why"] == "above the high mark"
+    assert abs(collections["last"]["at"] - time.time()) < 600
+    assert await metric(web, 'p2pkv_collections_total{why="asked for"}') == 1
+    assert await metric(web, "p2pkv_collected_artifacts_total") == 1
+    assert await metric(web, "p2pkv_collected_bytes_total") == collections["freed_bytes"]
+    at = await metric(web, 'p2pkv_last_collection_time_seconds{why="above the high mark"}')
+    assert at == pytest.approx(collections["last"]["at"])
+
+
+# --- prefills ---------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_loss_is_shown_as_one(daemon: Daemon, web: httpx.AsyncClient) -> None:
+    savings = daemon.node.savings
+    savings.add(ToldPrefill(b"\2" * 32, "cpu", 512, 0.5))
+    assert (await status_of(web))["prefills"] == {"rated": 0, "unrated": 1, "computing_s": 0, "loading_s": 0, "saved_s": 0}
+    savings.add(ToldPrefill(b"\1" * 32, "cpu", 0, 3.0, 1024.0))
+    savings.add(ToldPrefill(b"\1" * 32, "cpu", 512, 1.0))
+    assert (await status_of(web))["prefills"] == {
+        "rated": 2,
+        "unrated": 1,
+        "computing_s": 0.5,
+        "loading_s": 4.0,
+        "saved_s": -3.5,
+    }
+    names = ("prefill_computing_seconds_total", "prefill_loading_seconds_total", "prefill_saved_seconds")
+    assert [await metric(web, f"p2pkv_{name}") for name in names] == [0.5, 4.0, -3.5]
+    assert await metric(web, 'p2pkv_prefills_total{rate="unknown"}') == 1
+
+
+# --- waiting ----------------------------------------------------------------------------------------------------------------
+
+
+async def test_downloads_of_the_last_run_wait_for_their_turn_in_sight(
+    tmp_path: Path, town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = Cid.of_node(b"first"), Cid.of_node(b"second")
+    with open_store(tmp_path / "again") as store:
+        store.downloads.begin(first)
+        Downloads(store.database, clock=lambda: time.time() + 9).begin(second)
+    fetched: list[Target] = []
+    gate = trio.Event()
+
+    async def fetch(self: node.Node, target: Target, *_: object) -> None:
+        fetched.append(target)
+        await gate.wait()
+
+    monkeypatch.setattr(node.Node, "fetch", fetch)
+    daemon = await town.start("again", web="127.0.0.1:0")
+    await until(lambda: bool(fetched))
+    assert daemon.node.web_url is not None
+    async with httpx.AsyncClient(base_url=daemon.node.web_url, timeout=20) as web:
+        status = await status_of(web)
+        assert (status["queue"], status["queued"], status["room"]["unfinished"]) == ([str(second)], 1, 2)
+        assert await metric(web, "p2pkv_downloads_queued") == 1
+        gate.set()
+        await until(lambda: fetched == [ManifestTarget(first), ManifestTarget(second)])
+        assert (await status_of(web))["queue"] == []
+
+
+async def test_it_is_told_since_when_a_fetch_waits_for_room(
+    town: Town,
+    daemon: Daemon,
+    http: httpx.AsyncClient,
+    web: httpx.AsyncClient,
+    sample: Sample,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    provider = await town.start("provider")
+    await provider.plant(sample.artifact, sample.blocks)
+    full = True
+
+    def write(cid: Cid, data: bytes) -> None:
+        if full:
+            raise DiskFullError("no space is left")
+        BlockPacks.write(daemon.node.store.blocks, cid, data)
+
+    monkeypatch.setattr(daemon.node.store.blocks, "write", write)
+    monkeypatch.setattr(daemon.node.store.collector, "free_bytes", lambda: 0 if full else 2**30)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(events_of, http, {"manifest": str(sample.cid)})
+        await until(lambda: [t.state for t in daemon.node.transfers.running.values()] == [FetchState.DISK_FULL])
+        (transfer,) = (await status_of(web))["transfers"]
+        assert (transfer["state"], transfer["detail"]) == ("disk full", "0 B are free; it goes on by itself with 8.0 MiB")
+        since = daemon.node.transfers.running[transfer["number"]].since
+        assert 0 <= transfer["state_seconds"] <= transfer["seconds"]
+        assert await metric(web, 'p2pkv_fetches_running{state="disk full"}') == 1
+        await until(lambda: trio.current_time() - since > 1.5)  # it has looked for room again, and said so
+        (transfer,) = (await status_of(web))["transfers"]
+        assert transfer["state_seconds"] > 1.5
+        full = False
+    assert daemon.node.transfers.outcomes[Outcome.COMPLETE] == 1

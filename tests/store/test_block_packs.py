@@ -295,6 +295,27 @@ def test_opening_reads_no_block(
     assert sum(counts) < len(DATA) // 10
 
 
+@pytest.mark.parametrize("make", [packs.sealed, packs.unsealed])
+def test_opening_finds_small_blocks_many_at_a_time(
+    folder: Path, make: Callable[[Sequence[bytes]], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = [number.to_bytes(2, "big") * (number % 1000) for number in range(2000)]
+    mixed = [DATA, *small[:1000], DATA, *small[1000:]]
+    (folder / NAME).write_bytes(make(mixed))
+    pread, counts = os.pread, []
+
+    def count(descriptor: int, size: int, offset: int) -> bytes:
+        counts.append(size)
+        return pread(descriptor, size, offset)
+
+    monkeypatch.setattr(os, "pread", count)
+    for kind in (StoredBlocks, BlockPacks):
+        counts.clear()
+        blocks = kind(folder)
+        assert len(counts) < 60
+        assert all(blocks.read(Cid.of_block(data)) == data for data in mixed)
+
+
 def test_a_store_of_many_blocks_opens(folder: Path) -> None:
     for number in range(1, 11):
         blocks = [(number * 10_000 + index).to_bytes(8, "big") for index in range(10_000)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from p2pkv.errors import NotFoundError
 from p2pkv.formats.cid import Cid
+from p2pkv.limits import MAX_CODED_BLOCK_BYTES
 from p2pkv.store.blocks import BlockPacks
 from p2pkv.store.collect import Collector
 from p2pkv.store.database import Database
@@ -23,6 +25,7 @@ from p2pkv.store.files import Reserve
 from p2pkv.store.holds import Holds
 from p2pkv.store.home import HomeLayout
 from p2pkv.store.index import ArtifactIndex
+from p2pkv.store.location import Location, read_located
 from tests.support.artifacts import Sample, make_sample
 
 TOKENS = list(range(600))
@@ -60,6 +63,15 @@ class Download:
         self.missing = [*nodes, *(cid for cid in sample.blocks if cid not in nodes)]
 
 
+@dataclass(frozen=True)
+class Reader:
+    """A program that was told where the blocks of a whole artifact lie, and reads them there under a lease."""
+
+    sample: Sample
+    lease: int
+    places: dict[Cid, Location]
+
+
 class CollectStates(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
@@ -68,6 +80,7 @@ class CollectStates(RuleBasedStateMachine):
         self.layout.create()
         self.now = 1000.0
         self.downloads: list[Download] = []
+        self.readers: list[Reader] = []
         self.pinned: set[Cid] = set()
         self.whole: dict[Cid, Sample] = {}  # listed as held, and not removed or collected since
         self.open()
@@ -80,7 +93,7 @@ class CollectStates(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        """Killed: what the collector or a download had in memory is gone, and the packs have no table."""
+        """Killed: what the collector or a download had in memory is gone, the packs have no table, and readers read on."""
         if self.blocks._current is not None:
             self.blocks._current.close()
         self.database.close()
@@ -90,10 +103,11 @@ class CollectStates(RuleBasedStateMachine):
     @rule(seconds=st.integers(1, 2 * LEASE_S))
     def wait(self, seconds: int) -> None:
         self.now += seconds
-        for download in self.downloads:
-            self.holds.renew(download.lease, LEASE_S) if seconds < LEASE_S else None
         if seconds >= LEASE_S:
             self.downloads.clear()
+            self.readers.clear()
+        for _, lease in self.leases:
+            self.holds.renew(lease, LEASE_S)
 
     @rule(sample=a_sample)
     def begin_download(self, sample: Sample) -> None:
@@ -121,9 +135,28 @@ class CollectStates(RuleBasedStateMachine):
         self.list_as_held(sample)
         self.holds.release(lease)
 
+    @property
+    def leases(self) -> list[tuple[Cid, int]]:
+        """The leases of those who are at work, with their manifests."""
+        downloads = [(download.sample.cid, download.lease) for download in self.downloads]
+        return downloads + [(reader.sample.cid, reader.lease) for reader in self.readers]
+
     def list_as_held(self, sample: Sample) -> None:
         self.index.add_artifact(sample.artifact, range(len(sample.artifact.chain_keys)))
         self.whole[sample.cid] = sample
+
+    @rule(sample=a_sample)
+    def begin_reading(self, sample: Sample) -> None:
+        if sample.cid in self.whole:
+            lease = self.holds.lease(sample.cid, LEASE_S)
+            places = {cid: self.blocks.locate(cid) for cid in sample.blocks}
+            self.readers.append(Reader(sample, lease, {cid: place for cid, place in places.items() if place is not None}))
+            assert len(self.readers[-1].places) == len(sample.blocks)
+
+    @precondition(lambda self: self.readers)
+    @rule(which=st.integers(0, 9))
+    def end_reading(self, which: int) -> None:
+        self.holds.release(self.readers.pop(which % len(self.readers)).lease)
 
     @rule(sample=a_sample)
     def pin(self, sample: Sample) -> None:
@@ -145,7 +178,7 @@ class CollectStates(RuleBasedStateMachine):
     def use(self, sample: Sample) -> None:
         self.index.touch(sample.cid)
 
-    @rule(share=st.floats(0, 1.2), before=st.integers(0, 5), after=st.integers(0, 5), sample=a_sample)
+    @rule(share=st.floats(0, 1.2), before=st.integers(0, 6), after=st.integers(0, 6), sample=a_sample)
     def collect(self, share: float, before: int, after: int, sample: Sample) -> None:
         quota = max(int(share * sum(map(len, {c: d for s in SAMPLES for c, d in s.blocks.items()}.values()))), 1)
         collector = Stepping(
@@ -157,21 +190,28 @@ class CollectStates(RuleBasedStateMachine):
             3: lambda: self.publish(sample),
             4: lambda: self.pin(sample),
             5: lambda: self.read(sample),
+            6: lambda: self.begin_reading(sample),
         }
         added: set[Cid] = set()
+        held: set[Cid] = set()
 
         def step(number: int) -> None:
             known = set(self.whole)
             steps.get(number, lambda: None)()
             added.update(set(self.whole) - known)
 
-        collector.before = lambda: step(before)
-        collector.after = lambda: step(after if after != 4 else 0)  # what is decided is not asked again
+        def step_before() -> None:
+            step(before)
+            held.update(self.pinned, (cid for cid, _ in self.leases))
+
+        collector.before = step_before
+        # What is decided is not asked again: it is listed no longer, and so neither pinned nor read.
+        collector.after = lambda: step(after if after not in (4, 6) else 0)
         listed_after = {row.manifest_cid for row in self.index.artifacts()}
         collected = collector.collect()
         gone = {evicted.manifest_cid for evicted in collected.evicted}
         assert gone <= listed_after | added
-        assert not gone & self.pinned
+        assert not gone & held
         listed = {row.manifest_cid for row in self.index.artifacts()}
         self.whole = {cid: sample for cid, sample in self.whole.items() if cid in listed}
         if not (before or after):
@@ -184,8 +224,11 @@ class CollectStates(RuleBasedStateMachine):
 
     def is_here(self, cid: Cid) -> bool:
         data = next(sample.blocks[cid] for sample in SAMPLES if cid in sample.blocks)
+        buffer = bytearray(len(data))
         try:
             assert self.blocks.read(cid) == data
+            assert self.blocks.read_into(cid, buffer) == len(data)
+            assert buffer == data
         except NotFoundError:
             return False
         return True
@@ -202,6 +245,13 @@ class CollectStates(RuleBasedStateMachine):
     def what_a_download_has_is_here(self) -> None:
         for download in self.downloads:
             assert all(self.is_here(cid) for cid in download.sample.blocks if cid not in download.missing)
+
+    @invariant()
+    def what_a_reader_knows_lies_where_it_did(self) -> None:
+        buffer = memoryview(bytearray(MAX_CODED_BLOCK_BYTES))
+        for reader in self.readers:
+            for cid, place in reader.places.items():
+                assert read_located(self.layout.blocks, place, buffer) == reader.sample.blocks[cid]
 
     @invariant()
     def no_block_was_damaged(self) -> None:

@@ -60,4 +60,5 @@ def make_sample(
     envelope = Envelope.sign(builder.finish(terms, {"torch": "none"}), key)
     data = envelope.encode()
     blocks[envelope.cid] = data
-    return Sample(open_artifact(envelope.cid, data), blocks)
+    tokens = envelope.open().tokens.cid
+    return Sample(open_artifact(envelope.cid, data, None if tokens is None else blocks[tokens]), blocks)

@@ -33,12 +33,13 @@ needs_chromium = pytest.mark.skipif(
 
 
 class Page:
-    """One tab. ``complaints`` are what its console and its content security policy said."""
+    """One tab. ``complaints`` are what its console and security policy said, ``requests`` the URLs that it asked for."""
 
     def __init__(self, connection: WebSocketConnection) -> None:
         self._connection = connection
         self._number = 0
         self.complaints: list[str] = []
+        self.requests: list[str] = []
 
     async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         """Call the debugging protocol."""
@@ -65,7 +66,7 @@ class Page:
                 await trio.sleep(0.05)
 
     async def open(self, url: str) -> None:
-        for domain in ("Page", "Runtime", "Log"):
+        for domain in ("Page", "Runtime", "Log", "Network"):
             await self.call(f"{domain}.enable")
         await self.call("Page.navigate", url=url)
         await self.until("document.readyState === 'complete'")
@@ -82,6 +83,8 @@ class Page:
         parameters = message.get("params", {})
         if message.get("method") == "Log.entryAdded":
             self.complaints.append(str(parameters["entry"]["text"]))
+        elif message.get("method") == "Network.requestWillBeSent":
+            self.requests.append(str(parameters["request"]["url"]))
         elif message.get("method") == "Runtime.exceptionThrown":
             self.complaints.append(str(parameters["exceptionDetails"]))
         elif message.get("method") == "Runtime.consoleAPICalled":

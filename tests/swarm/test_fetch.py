@@ -184,13 +184,17 @@ async def test_all_peers_dead_leaves_a_shorter_hit_and_resumes_later(
     await town.provider("a", sample, link=Link(up=20_000))
     consumer = town.node("c", trusted=[PUBLISHER])
     ready: list[int] = []
+    told: list[str] = []
 
     def kill(event: FetchEvent) -> None:
         if isinstance(event, SegmentReady) and "a" in town.world.nodes:
             ready.append(event.index)
             town.world.kill("a")
+        elif isinstance(event, Progress):
+            told.append(event.detail)
 
     report = await consumer.fetch(prompt(), emit=kill)
+    assert any(detail.startswith("nobody reachable has the ") for detail in told)
     assert report.hit_tokens == (256 if ready == [0] else 0)  # blocks as small as these are asked for in any order
     await town.provider("b", sample)
     again = await consumer.fetch(prompt())

@@ -39,7 +39,7 @@ def hosts_of(host: str, port: int) -> frozenset[str]:
 
 
 class Guard:
-    """An ASGI application around another one: it lets nothing but reads in, and only those that name this port as host.
+    """An ASGI application for HTTP around another one: it lets only reads in, and only those that name this port as host.
 
     A stranger's page whose name is made to resolve to this machine (DNS rebinding) has the browser's leave to read what its
     own name answers; its requests name that name, and get 421 here.
@@ -50,12 +50,7 @@ class Guard:
         self._hosts = frozenset(hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
-        elif scope["type"] == "http":
-            await (self._refusal(scope) or self._app)(scope, receive, _with_headers(send))
-        else:
-            await send({"type": "websocket.close", "code": 1008})
+        await (self._refusal(scope) or self._app)(scope, receive, _with_headers(send))
 
     def _refusal(self, scope: Scope) -> ASGIApp | None:
         named = [value.decode("latin-1").lower() for name, value in scope["headers"] if name == b"host"]

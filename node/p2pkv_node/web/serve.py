@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 import errno
-import logging
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any
 
-import hypercorn.config
-import hypercorn.trio
 import trio
 
 from p2pkv.errors import ListenError
-from p2pkv.limits import SHUTDOWN_GRACE_S
 from p2pkv_node.node import Node
 from p2pkv_node.setting_values import OFF
 from p2pkv_node.web.app import web_app
+from p2pkv_node.web.connections import Connections
 from p2pkv_node.web.guard import Guard, hosts_of
 
 _BACKLOG = 64
-
-
-class _Listening(hypercorn.config.Config):
-    """Has hypercorn serve a socket that listens already: what is wrong with the address was said before."""
-
-    def __init__(self, listener: socket.socket) -> None:
-        self._listener = listener
-
-    def create_sockets(self) -> hypercorn.config.Sockets:
-        return hypercorn.config.Sockets([], [self._listener], [])
 
 
 @contextmanager
@@ -61,17 +48,8 @@ def url_of(listener: socket.socket) -> str:
 
 def server(node: Node, listener: socket.socket, stop: trio.Event) -> Callable[..., Awaitable[Any]]:
     """Return what serves the page until ``stop`` is set: a task to be started in a nursery."""
-    settings = _Listening(listener)
-    settings.graceful_timeout = SHUTDOWN_GRACE_S / 2
-    settings.errorlog = logging.getLogger("p2pkv_node.http")
-    settings.include_server_header = False
     app = Guard(web_app(node, stop), hosts_of(_host_of(listener), listener.getsockname()[1]))
-    return partial(
-        hypercorn.trio.serve,
-        app,  # type: ignore[arg-type]  # hypercorn's ASGI types are narrower than starlette's
-        settings,
-        shutdown_trigger=stop.wait,
-    )
+    return partial(Connections(app, trio.SocketListener(trio.socket.from_stdlib_socket(listener))).serve, stop)
 
 
 def _host_of(listener: socket.socket) -> str:

@@ -17,7 +17,8 @@ from p2pkv.errors import P2pkvError
 from p2pkv.limits import DOCTOR_PATIENCE_S
 from p2pkv.store.files import map_os_error
 from p2pkv.store.home import HomeLayout, find_holder
-from p2pkv.store.survey import survey_index, survey_packs
+from p2pkv.store.rebuild import set_aside
+from p2pkv.store.survey import IndexSurvey, PackSurvey, survey_index, survey_packs
 
 Looked = TypeVar("Looked")
 
@@ -48,7 +49,7 @@ def examine(home: Path) -> list[Finding]:
         _finding("keys", lambda: home_checks.check_keys(home)),
         _finding("trust", lambda: home_checks.check_trust(home)),
         _failed("lock", holder) if isinstance(holder, P2pkvError) else node.check_lock(holder),
-        _failed("index", index) if isinstance(index, P2pkvError) else home_checks.check_index(index),
+        _failed("index", index) if isinstance(index, P2pkvError) else _check_index(layout, index, packs),
         _failed("packs", packs) if isinstance(packs, P2pkvError) else home_checks.check_packs(packs, _damaged(status)),
         _finding("disk", lambda: home_checks.check_disk(home)),
         _finding("file system", lambda: home_checks.check_file_system(home)),
@@ -95,6 +96,15 @@ def _of_node(name: str, check: Callable[[node.Status], Finding], status: node.St
     except (KeyError, TypeError, ValueError):
         advice = "Restart the node with the version of this command, and run this again."
         return Finding(name, State.UNKNOWN, "the node does not tell: it is of another version", advice)
+
+
+def _check_index(layout: HomeLayout, index: IndexSurvey | None, packs: PackSurvey | P2pkvError) -> Finding:
+    aside = _attempt("home", lambda: set_aside(layout.index))
+    return home_checks.check_index(
+        index,
+        None if isinstance(packs, P2pkvError) else packs,
+        [] if isinstance(aside, P2pkvError) else aside,  # the finding of the home says why
+    )
 
 
 def _damaged(status: node.Status) -> int | None:

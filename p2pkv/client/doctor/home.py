@@ -10,6 +10,7 @@ import pwd
 import re
 import shlex
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -157,10 +158,23 @@ def check_trust(home: Path) -> Finding:
     return Finding("trust", State.OK, plural(len(trusted), "trusted publisher"))
 
 
-def check_index(index: IndexSurvey | None) -> Finding:
+def check_index(index: IndexSurvey | None, packs: PackSurvey | None, aside: Sequence[Path]) -> Finding:
+    """``packs`` are ``None`` where they cannot be looked at; ``aside`` are the damaged indexes that the node moved away."""
+    name = "index"
     if index is None:
-        return Finding("index", State.OK, "none yet")
-    return Finding("index", State.OK, f"{plural(index.artifacts, 'artifact')}, {index.complete} of them complete")
+        if packs is not None and packs.blocks:
+            advice = "Start the node: it lists anew what the packs hold."
+            return Finding(name, State.WARNING, f"missing, although there are {plural(packs.blocks, 'block')}", advice)
+        return Finding(name, State.OK, "none yet")
+    text = f"{plural(index.artifacts, 'artifact')}, {index.complete} of them complete"
+    if aside:
+        return Finding(
+            name,
+            State.WARNING,
+            f"{text}; it was made anew, and the damaged one is {aside[-1].name}{_and_more(len(aside) - 1)}",
+            f"Check `p2pkv pins`, and the disk. Then remove the files {shlex.quote(str(aside[-1]))}* and the like.",
+        )
+    return Finding(name, State.OK, text)
 
 
 def check_packs(packs: PackSurvey, damaged: int | None) -> Finding:

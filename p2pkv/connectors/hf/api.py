@@ -4,6 +4,7 @@ from p2pkv.connectors.hf.cache import KVBuffer, check_cache, extract_layer
 from p2pkv.connectors.hf.geometry import ModelGeometry, geometry, open_cache
 from p2pkv.connectors.hf.live import last_model_id, model_id_of
 from p2pkv.connectors.hf.model_id import checkpoint_model_id, tokenizer_digest
+from p2pkv.connectors.hf.pace import Pace
 from p2pkv.connectors.hf.prefill import canonical_steps, last_logits, prefill
 from p2pkv.connectors.hf.stack import producer_stack
 from p2pkv.connectors.hf.versions import cache_argument
@@ -11,6 +12,7 @@ from p2pkv.connectors.hf.versions import cache_argument
 __all__ = [
     "KVBuffer",
     "ModelGeometry",
+    "Pace",
     "cache_argument",
     "canonical_steps",
     "check_cache",
