@@ -4,6 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
 PINS   := constraints.txt
+JOBS   ?= 2
 
 .PHONY: help demo sims test test-fast test-browser test-versions test-crash soak lint types contracts check bench bench-store clean
 
@@ -26,8 +27,8 @@ demo: $(STAMP) ## Run the demo; CHAOS=1 kills one mirror and lets another lie
 sims: $(STAMP) ## Run the simulations of many peers
 	$(BIN)/python -m sims run all --json build/sims.json
 
-test: $(STAMP) ## Run all tests but those in a browser, the slow ones on the real model too
-	$(BIN)/python -m pytest -m 'not browser'
+test: $(STAMP) ## Run all tests but those in a browser, JOBS (2) at a time, the slow ones on the real model too
+	$(BIN)/python -m pytest -m 'not browser' -n $(JOBS) --dist loadfile
 
 test-fast: $(STAMP) ## Run the tests that take seconds
 	$(BIN)/python -m pytest -m 'not slow'
