@@ -33,6 +33,7 @@ from tests.support.texts import BlockReader, Text, make_text
 _LATELY: Final = 10  # texts that are fetched: those published last
 _FILLING: Final = 24  # texts of 1.5 MiB on average
 _PATIENCE_S: Final = 5.0
+_ANNOUNCED_S: Final = 30.0
 _MISS_PATIENCE_S: Final = 1.0
 _PEER_LIVES_S: Final = 3.0
 _READING_S: Final = 5.0
@@ -67,7 +68,7 @@ class MixedLoad:
         rng = random.Random(self._seed)
         for _ in range(_FILLING):
             self._publish(rng)
-            self._fetch_by(self._consumer.home, self._texts[-1], rng)
+            self._fetch_new(self._texts[-1], rng)
         works: Sequence[tuple[Work, float]] = (
             (self._publish, 0.4),
             (self._fetch, 0.05),
@@ -123,6 +124,17 @@ class MixedLoad:
     def _fetch(self, rng: random.Random) -> None:
         """An artifact, or a slice of it, and all blocks read where they lie."""
         self._fetch_by(self._consumer.home, self._some_text(rng), rng)
+
+    def _fetch_new(self, text: Text, rng: random.Random) -> None:
+        """What was published just now, as soon as its announcement has come through."""
+        deadline = time.monotonic() + _ANNOUNCED_S
+        while True:
+            try:
+                return self._fetch_by(self._consumer.home, text, rng)
+            except NotFoundError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
 
     def _fetch_by(self, home: Path, text: Text, rng: random.Random) -> None:
         reader = BlockReader(home)
