@@ -238,8 +238,9 @@ MIN_TOKENS_PER_S: Final = 0.01
 MAX_TOKENS_PER_S: Final = 1e8
 # Models and devices whose rate of computing is remembered; one more takes the place of the one that was used longest ago.
 MAX_PREFILL_RATES: Final = 256
-# A program tells of a prefill before it has its first token, and so it does not wait longer than this for the answer.
-TELL_PATIENCE_S: Final = 0.5
+# A program tells of a prefill before it has its first token, and so it does not wait longer than this for the answer, which
+# takes a millisecond or two.
+TELL_PATIENCE_S: Final = 0.25
 
 # --- doctor ------------------------------------------------------------------------------------------------------------
 # A daemon that is well tells its status in milliseconds, in a second or two on a machine that swaps.

@@ -176,7 +176,7 @@ class BlockPacks(StoredBlocks):
                 before = os.stat(path).st_blocks * _DISK_BLOCK_BYTES
                 if live or (kept and _holds(path, kept)):
                     _change(path, partial(reclaim, live=live, kept=kept))
-                elif not _is_foreign(path):
+                elif not _look(path, is_foreign):
                     os.unlink(path)
                     self.verified.forget(name)
                     return before
@@ -282,17 +282,13 @@ def _tidy(path: str, contents: Contents, descriptor: int) -> None:
 
 def _holds(path: str, kept: Collection[bytes]) -> bool:
     """Return whether a pack has a record of one of these CIDs. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return any(record.cid in kept for record in read_contents(descriptor).records)
-    finally:
-        os.close(descriptor)
+    return _look(path, lambda descriptor: any(record.cid in kept for record in read_contents(descriptor).records))
 
 
-def _is_foreign(path: str) -> bool:
+def _look(path: str, look: Callable[[int], bool]) -> bool:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return is_foreign(descriptor)
+        return look(descriptor)
     finally:
         os.close(descriptor)
 

@@ -11,11 +11,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from p2pkv.errors import CidError, StoreError, UnknownVersionError
+from p2pkv.errors import CidError, StoreError
 from p2pkv.formats.cid import Cid
 from p2pkv.limits import MAX_PINS_FILE_BYTES
 from p2pkv.store.files import os_errors, replace_file
 from p2pkv.store.holds import Pin
+from p2pkv.store.versioned_json import read_list
 
 VERSION: Final = 1
 _TOO_LARGE: Final = f"is larger than {MAX_PINS_FILE_BYTES} bytes"
@@ -54,18 +55,7 @@ class PinsFile:
     def _parse(self, data: bytes) -> list[Pin]:
         if len(data) > MAX_PINS_FILE_BYTES:
             raise self._damaged(_TOO_LARGE)
-        try:
-            document = json.loads(data)
-        except (ValueError, RecursionError):
-            raise self._damaged("is not JSON") from None
-        match document:
-            case {"version": int(version)} if version != VERSION:
-                raise UnknownVersionError(
-                    f"{self._path} has version {version}; version {VERSION} is known", advice="Upgrade p2pkv."
-                )
-            case {"version": int(), "pins": list(rows), **rest} if not rest:
-                return [self._pin(row) for row in rows]
-        raise self._damaged("is not a list of pins")
+        return [self._pin(row) for row in read_list(self._path, data, "pins", VERSION, self._damaged)]
 
     def _pin(self, row: object) -> Pin:
         match row:

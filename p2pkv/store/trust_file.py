@@ -16,10 +16,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from p2pkv.errors import FormatError, StoreError, UnknownVersionError, UsageError
+from p2pkv.errors import FormatError, StoreError, UsageError
 from p2pkv.formats.did import decode_did
 from p2pkv.limits import MAX_TRUST_FILE_BYTES, MAX_TRUST_NOTE_BYTES
 from p2pkv.store.files import os_errors, replace_file
+from p2pkv.store.versioned_json import read_list
 
 VERSION: Final = 1
 
@@ -114,18 +115,8 @@ class TrustFile:
             replace_file(self._path, data)
 
     def _parse(self, data: bytes) -> dict[str, TrustedPublisher]:
-        try:
-            document = json.loads(data)
-        except (ValueError, RecursionError):
-            raise self._damaged("is not JSON") from None
-        match document:
-            case {"version": int(version)} if version != VERSION:
-                raise UnknownVersionError(
-                    f"{self._path} has version {version}; version {VERSION} is known", advice="Upgrade p2pkv."
-                )
-            case {"version": int(), "publishers": list(items), **rest} if not rest:
-                return {publisher.did: publisher for publisher in map(self._publisher, items)}
-        raise self._damaged("is not a list of publishers")
+        items = read_list(self._path, data, "publishers", VERSION, self._damaged)
+        return {publisher.did: publisher for publisher in map(self._publisher, items)}
 
     def _publisher(self, item: object) -> TrustedPublisher:
         match item:

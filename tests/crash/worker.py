@@ -31,13 +31,10 @@ def say(text: str) -> None:
 
 def publish(store: Store, sample: Sample) -> None:
     """As a publisher and its daemon do."""
-    lease = store.lease(sample.cid, 60)
     with open_staging(store.layout.home) as staging:
         for cid, data in sample.blocks.items():
             staging.write(cid, data)
-        store.adopt(staging.name, staging.cids)
-    store.index.add_artifact(sample.artifact, range(len(sample.artifact.chain_keys)), durable=True)
-    store.holds.release(lease)
+        store.publish(staging.name, sample.cid)
 
 
 def fetch(store: Store, sample: Sample, rng: random.Random) -> None:

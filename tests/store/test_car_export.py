@@ -23,23 +23,20 @@ from p2pkv.store.pack import write_at
 from p2pkv.store.progress import Step
 from p2pkv.store.store import Store, open_store
 from p2pkv.store.stored_blocks import StoredBlocks
-from tests.support.artifacts import Sample, make_sample
+from tests.support.artifacts import Sample
 from tests.support.cars import (
+    LONG,
+    SAMPLE,
+    SIZE,
     Left,
     after,
     assert_kept,
     data_blocks,
     hold,
     in_order,
-    long_sample,
     whole,
 )
 from tests.support.stores import flip_block
-
-SAMPLE = make_sample([number % 500 for number in range(600)])
-# One more than a manifest holds inline: the token ids are in a block of their own.
-LONG = long_sample([number % 500 for number in range(65_537)])
-SIZE = sum(map(len, SAMPLE.blocks.values()))
 
 
 @pytest.fixture

@@ -26,8 +26,11 @@ from p2pkv.store import car_file
 from p2pkv.store.car_file import CarArtifact, export_car, import_car
 from p2pkv.store.progress import Progress, Step, ignore
 from p2pkv.store.store import Store, open_store
-from tests.support.artifacts import Sample, make_sample
+from tests.support.artifacts import Sample
 from tests.support.cars import (
+    LONG,
+    SAMPLE,
+    SIZE,
     Left,
     after,
     assert_kept,
@@ -38,17 +41,11 @@ from tests.support.cars import (
     forged,
     hold,
     in_order,
-    long_sample,
     signed,
     whole,
     without,
 )
 from tests.support.stores import flip_block
-
-SAMPLE = make_sample([number % 500 for number in range(600)])
-# One more than a manifest holds inline: the token ids are in a block of their own.
-LONG = long_sample([number % 500 for number in range(65_537)])
-SIZE = sum(map(len, SAMPLE.blocks.values()))
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from p2pkv.formats.tensors import layer_bytes
 from p2pkv.keys import segment_bounds
 from p2pkv.store.progress import Progress, Step
 from p2pkv.store.store import Store
-from tests.support.artifacts import KEY, NOW, PUBLISHER, Sample, model
+from tests.support.artifacts import KEY, NOW, PUBLISHER, Sample, make_sample, model
 
 Blocks = list[tuple[Cid, bytes]]
 
@@ -82,6 +82,12 @@ def long_sample(token_ids: list[int], *, created: int = NOW) -> Sample:
     tokens = envelope.open().tokens.cid
     assert tokens is not None
     return Sample(open_artifact(envelope.cid, blocks[envelope.cid], blocks[tokens]), blocks)
+
+
+SAMPLE = make_sample([number % 500 for number in range(600)])
+SIZE = sum(map(len, SAMPLE.blocks.values()))
+# One more than a manifest holds inline: the token ids are in a block of their own.
+LONG = long_sample([number % 500 for number in range(65_537)])
 
 
 def hold(store: Store, sample: Sample, *, without: tuple[Cid, ...] = ()) -> None:
