@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from p2pkv.units import DAY, GIB, KIB, MIB, MINUTE
+from p2pkv.units import DAY, GIB, HOUR, KIB, MIB, MINUTE
 
 # --- formats -----------------------------------------------------------------------------------------------------------
 # 256 tokens amortise one look-up and one Python turn over about 5 ms of transfer, and a prefill step of 256 costs nothing.
@@ -130,8 +130,12 @@ MAX_QUERIES_AT_ONCE: Final = 4
 # Receivers drop provider records beyond 10 messages in 10 s from one peer: stay below it, by their clock as well.
 ANNOUNCE_BURST: Final = 8
 ANNOUNCE_WINDOW_S: Final = 11.0
-# Provider records expire after 48 h; announce again with two chances to spare.
-ANNOUNCE_PERIOD_S: Final = 22 * 60 * MINUTE
+# Provider records expire after 48 h (libp2p's Kademlia specification); announce again with two chances to spare.
+PROVIDER_RECORD_S: Final = 48 * HOUR
+ANNOUNCE_PERIOD_S: Final = 22 * HOUR
+# Provider records that a node keeps for others, some 350 bytes each: 45 MiB. In a network of a thousand nodes which provide
+# five thousand keys each, a node has 100,000 of them.
+MAX_PROVIDER_RECORDS: Final = 128 * 1024
 LOOKUP_TIMEOUT_S: Final = 5.0
 MAX_PROVIDERS_PER_LOOKUP: Final = 20
 # One question to one DHT peer, after it is connected; the others are asked meanwhile.

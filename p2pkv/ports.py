@@ -69,6 +69,9 @@ class Routing(Protocol):
     async def announce(self, key: bytes) -> bool:
         """Tell the network that we provide ``key`` (a multihash); ``False`` when nobody could be told."""
 
+    def withdraw(self, key: bytes) -> None:
+        """Answer others no longer that we provide ``key``. Whom we have told goes on saying so until the record runs out."""
+
     def find_providers(self, key: bytes) -> AbstractAsyncContextManager[AsyncIterator[PeerAddress]]:
         """Look ``key`` up and hand over each provider as soon as it is known: each once, ourselves never. Raises nothing.
 

@@ -56,6 +56,9 @@ class MemoryRouting:
         self._records.add(key, self._own)
         return True
 
+    def withdraw(self, key: bytes) -> None:
+        """Nothing to do: the node itself is asked by nobody here."""
+
     @asynccontextmanager
     async def find_providers(self, key: bytes) -> AsyncIterator[AsyncIterator[PeerAddress]]:
         found = {} if self.offline else self._records.by_key.get(key, {})

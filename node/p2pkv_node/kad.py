@@ -22,7 +22,6 @@ from libp2p.custom_types import TProtocol
 from libp2p.kad_dht.common import PROTOCOL_ID as LIBRARY_PROTOCOL
 from libp2p.kad_dht.kad_dht import DHTMode, KadDHT
 from libp2p.peer.id import ID
-from libp2p.peer.peerinfo import PeerInfo
 
 from p2pkv.errors import P2pkvError
 from p2pkv.limits import (
@@ -34,10 +33,12 @@ from p2pkv.limits import (
     MAX_PROVIDERS_PER_LOOKUP,
 )
 from p2pkv.ports import PeerAddress, PeerId
+from p2pkv.routing.records import ProviderRecords
 from p2pkv.swarm.background import open_background
 from p2pkv_node.kad_client import KAD_PROTOCOL, KadClient
+from p2pkv_node.kad_records import KadRecords
 from p2pkv_node.libp2p_errors import translated
-from p2pkv_node.network import Libp2pNetwork, parse_peer_address, parse_peer_id
+from p2pkv_node.network import Libp2pNetwork, parse_peer_address, parse_peer_id, without_peer_id
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +56,8 @@ class KadRouting:
         self._client = KadClient(network)
         # Strict validation: it takes no values but signed ones of known kinds, so nobody can fill the memory with others.
         self._dht = KadDHT(network.host, DHTMode.SERVER, protocol_prefix=_PREFIX, strict_validation=True)
+        self._records = ProviderRecords(network.peer_id)
+        self._dht.provider_store = KadRecords(network.host, self._records)
         network.host.remove_stream_handler(LIBRARY_PROTOCOL)
         network.host.set_stream_handler(KAD_PROTOCOL, self._serve)
 
@@ -65,7 +68,8 @@ class KadRouting:
 
     async def announce(self, key: bytes) -> bool:
         """Tell the peers closest to ``key``; ``True`` when one or more confirmed. Callers pace: see ANNOUNCE_BURST."""
-        self._dht.provider_store.add_provider(key, PeerInfo(self._network.host.get_id(), self._network.host.get_addrs()))
+        own = tuple(map(without_peer_id, self._network.addresses))
+        self._records.add(key, self._network.peer_id, own, trio.current_time())
         told: list[ID] = []
 
         async def tell(peer_id: ID) -> None:
@@ -82,16 +86,17 @@ class KadRouting:
                     nursery.start_soon(tell, peer_id)
         return bool(told)
 
+    def withdraw(self, key: bytes) -> None:
+        """See :meth:`p2pkv.ports.Routing.withdraw`."""
+        self._records.discard(key, self._network.peer_id)
+
     @asynccontextmanager
     async def find_providers(self, key: bytes) -> AsyncIterator[AsyncIterator[PeerAddress]]:
         """See :meth:`p2pkv.ports.Routing.find_providers`. Every provider's addresses are known to the network afterwards."""
         send, receive = trio.open_memory_channel[PeerAddress](MAX_PROVIDERS_PER_LOOKUP)
         lookup = _Lookup(self._network, self._client, key, send)
         with receive:
-            lookup.offer(
-                PeerAddress(info.peer_id.to_base58(), tuple(str(address).partition("/p2p/")[0] for address in info.addrs))
-                for info in self._dht.provider_store.get_providers(key)
-            )
+            lookup.offer(itertools.starmap(PeerAddress, self._records.get(key, trio.current_time()).items()))
             if not self._network.detached.start(partial(lookup.run, self._walk)):
                 send.close()
             yield receive
@@ -111,7 +116,7 @@ class KadRouting:
                 await self.join(bootstrap)
             else:
                 await self.refresh()
-            self._dht.provider_store.cleanup_expired()
+            self._records.expire(trio.current_time())
             self._dht.value_store.cleanup_expired()
 
     async def join(self, bootstrap: Sequence[str]) -> None:

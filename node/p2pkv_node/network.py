@@ -86,7 +86,7 @@ class Libp2pNetwork:
                 known = self.host.get_peerstore().addrs(parse_peer_id(peer))
         except P2pkvError:
             return ()
-        return tuple(dict.fromkeys(_without_peer_id(str(address)) for address in known))
+        return tuple(dict.fromkeys(without_peer_id(str(address)) for address in known))
 
     async def connect(self, address: str) -> PeerAddress:
         """Connect to ``address``, a multiaddr that ends in ``/p2p/<peer id>``, and say who is there.
@@ -146,7 +146,7 @@ class Libp2pNetwork:
         """
         with translated(f"dialling {peer_id}"):
             # The library stores the same address with and without the peer id.
-            known = (_without_peer_id(str(address)) for address in self.host.get_peerstore().addrs(peer_id))
+            known = (without_peer_id(str(address)) for address in self.host.get_peerstore().addrs(peer_id))
         failures: list[P2pkvError] = []
         connected = False
 
@@ -200,7 +200,7 @@ class Libp2pNetwork:
             await channel.aclose()
 
 
-def _without_peer_id(address: str) -> str:
+def without_peer_id(address: str) -> str:
     return address.partition("/p2p/")[0]
 
 

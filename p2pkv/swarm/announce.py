@@ -28,9 +28,10 @@ class AnnounceTask:
         self._wake.set()
 
     def discard(self, keys: Iterable[bytes]) -> None:
-        """Announce ``keys`` no longer; their records expire where they are."""
+        """Announce ``keys`` no longer; the records that others have expire where they are."""
         for key in keys:
             self._announcer.discard(key)
+            self._context.routing.withdraw(key)
 
     def statistics(self) -> AnnouncerStatistics:
         return self._announcer.statistics(trio.current_time())

@@ -8,7 +8,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 import trio
+from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
+from multiaddr import Multiaddr
 from trio_typing import TaskStatus
 
 from p2pkv.errors import UsageError
@@ -77,9 +79,9 @@ async def test_record_is_stored_under_exactly_the_multihash() -> None:
     key = multihash("pinned")
     async with two_nodes() as (keeper, provider):
         assert await provider.announce(key)
-        assert set(keeper._dht.provider_store.providers) == {key}
         (record,) = keeper._dht.provider_store.get_providers(key)
         assert record.peer_id == provider._dht.local_peer_id
+        assert len(keeper._records) == 1
 
 
 async def test_distance_is_that_of_the_library() -> None:
@@ -134,6 +136,26 @@ async def test_record_in_the_own_store_is_offered() -> None:
         async with keeper.find_providers(key) as found:
             (peer,) = [peer async for peer in found]
         assert peer.addresses
+
+
+async def test_what_is_withdrawn_is_offered_to_nobody_who_asks_this_node() -> None:
+    key = multihash("withdrawn")
+    async with two_nodes() as (keeper, provider):
+        await keeper.announce(key)
+        provider._records.discard(key, keeper._network.peer_id)  # as if it had not been told
+        node = RoutingNode(provider._network.peer_id, provider, trio.lowlevel.checkpoint)
+        assert [peer.peer_id for peer in await providers(node, key)] == [keeper._network.peer_id]
+        keeper.withdraw(key)
+        assert await providers(node, key) == []
+
+
+async def test_an_address_that_cannot_be_read_again_does_not_spoil_a_key() -> None:
+    key = multihash("garbage")
+    async with two_nodes() as (keeper, provider):
+        store = keeper._dht.provider_store
+        store.add_provider(key, PeerInfo(ID(b"\x12\x20" + bytes(32)), [Multiaddr(b"\xff\xff\xff")]))
+        assert await provider.announce(key)
+        assert [info.peer_id for info in store.get_providers(key)][-1] == provider._dht.local_peer_id
 
 
 async def test_refused_announcement_is_reported() -> None:

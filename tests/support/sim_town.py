@@ -48,6 +48,9 @@ class WatchedRouting:
     async def announce(self, key: bytes) -> bool:
         return await self._routing.announce(key)
 
+    def withdraw(self, key: bytes) -> None:
+        self._routing.withdraw(key)
+
     def find_providers(self, key: bytes) -> AbstractAsyncContextManager[AsyncIterator[PeerAddress]]:
         self.looked_up.setdefault(key, []).append(trio.current_time() - self._started)
         return self._routing.find_providers(key)
