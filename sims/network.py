@@ -64,17 +64,20 @@ async def open_world() -> AsyncIterator[World]:
 
 
 class _Pipe:
-    """One direction of a node's link. Whoever reserves next is served next, so channels that send piece by piece share it."""
+    """One direction of a node's link; its ``rate`` in bytes per second may change.
+
+    Whoever reserves next is served next, so channels that send piece by piece share it.
+    """
 
     def __init__(self, bytes_per_second: float | None) -> None:
-        self._rate = bytes_per_second
+        self.rate = bytes_per_second
         self._free_at = 0.0
 
     def reserve(self, size: int, start: float) -> float:
         """Return when ``size`` bytes that come at ``start`` are through."""
-        if self._rate is None:
+        if self.rate is None:
             return start
-        self._free_at = max(self._free_at, start) + size / self._rate
+        self._free_at = max(self._free_at, start) + size / self.rate
         return self._free_at
 
 

@@ -20,17 +20,18 @@ from p2pkv.units import MIB
 
 # So many of the peers that are connected anyway are asked before anybody is looked up, each at the cost of a stream.
 _MAX_GREETED = 4
-# The others are asked when the first has nothing, or so much later: they could only slow its first block down, which on a LAN
-# is here by then.
+# The others are asked when the first has nothing or is silent, or so much later: they could only slow its first block down,
+# which on a LAN is here by then.
 _HEAD_START_S = 0.025
 # While the first alone brings more than the links of most machines, and the rest within moments, the others are not asked: one
-# sender keeps a consumer busy then, and each of them would cost both sides a stream, a lane and their handshakes. One that
-# has sent something by the end of its head start is given a little longer to show it with its first bytes.
+# sender keeps a consumer busy then, and each of them would cost both sides a stream, a lane and their handshakes.
 _ENOUGH_BYTES_PER_S = 400 * MIB
 _SOON_S = 0.5
-_FIRST_LOOK_S = 0.025
-_FIRST_BYTES = 6 * MIB
-# And is looked at this often afterwards: one that slows down or stalls is alone for no longer.
+# One that has answered by the end of its head start is looked at again, so often at most, while it may still turn out to be
+# enough: the first bytes say little, and on a busy machine neither does one moment.
+_EARLY_LOOKS = 4
+_PROMISING_BYTES_PER_S = 200 * MIB
+# And later this often: one that slows down or stalls is alone for no longer.
 _LOOK_S = 0.1
 # Answers are here by then on a LAN; a look-up that is needed nevertheless begins this much later.
 _GREETING_S = 0.03
@@ -115,22 +116,32 @@ class ProviderPool:
                 self._greeted.add(peer)
 
     async def _greet_later(self, peers: Sequence[PeerId]) -> None:
-        await self._watch_first(_HEAD_START_S)
-        if self._received:
-            await self._watch_first(_FIRST_LOOK_S)
-            enough = self._received >= _FIRST_BYTES
-            while enough and not self._first_is_out.is_set():
-                rate = await self._watch_first(_LOOK_S) / _LOOK_S
-                enough = rate >= _ENOUGH_BYTES_PER_S and self._events.missing_bytes() <= _SOON_S * rate
+        enough = await self._first_shows_enough()
+        while enough:
+            rate = await self._watch_first(_LOOK_S)
+            enough = rate >= _ENOUGH_BYTES_PER_S and self._events.missing_bytes() <= _SOON_S * rate
         self._greet(peers)
         self._finish_one()
 
-    async def _watch_first(self, seconds: float) -> int:
-        """Wait so long, or until the first is out; return the bytes that came meanwhile."""
+    async def _first_shows_enough(self) -> bool:
+        """Wait until it is clear whether the first alone brings enough."""
+        for look in range(_EARLY_LOOKS):
+            began = self._received > 0
+            rate = await self._watch_first(_HEAD_START_S)
+            if rate >= _ENOUGH_BYTES_PER_S:
+                return True
+            silent = not self._received and (look > 0 or not self.providers)
+            if self._first_is_out.is_set() or silent or (began and rate < _PROMISING_BYTES_PER_S):
+                return False
+        return False
+
+    async def _watch_first(self, seconds: float) -> float:
+        """Wait so long and return the bytes per second that came meanwhile; once the first is out return 0 at once."""
         before = self._received
         with trio.move_on_after(seconds):
             await self._first_is_out.wait()
-        return self._received - before
+            return 0.0
+        return (self._received - before) / seconds
 
     def search(self, keys: Sequence[bytes], *, hopeful: int, enough: int = MAX_PEERS_PER_FETCH) -> None:
         """Look up ``keys``, the longest boundary first, and meet every provider as it is found, until there are ``enough``.

@@ -66,7 +66,7 @@ async def test_four_are_greeted_and_rather_those_that_blocks_came_from_lately(au
 async def test_the_first_has_a_head_start(autojump_clock: MockClock, place: Place) -> None:
     names = [place.holder(name, link=SLOW).context.network.peer_id for name in ("p1", "p2", "p3")]
     report = await place.fetch(place.consumer(*names))
-    assert list(place.network.opened_at.values()) == pytest.approx([0.0, 0.025, 0.025])
+    assert list(place.network.opened_at.values()) == pytest.approx([0.0, 0.05, 0.05])
     assert len(report.bytes_by_peer) == 3
 
 
@@ -103,12 +103,34 @@ async def test_the_others_are_asked_when_the_first_is_not_as_fast(
     assert len(report.bytes_by_peer) == 3
 
 
+async def test_a_first_that_is_promising_is_looked_at_a_little_longer(
+    autojump_clock: MockClock, place: Place, large: Sample
+) -> None:
+    names = [place.holder(name, large, Link(up=300 * MIB)).context.network.peer_id for name in ("p1", "p2")]
+    await place.fetch(place.consumer(*names), ManifestTarget(large.cid))
+    assert list(place.network.opened_at.values()) == pytest.approx([0.0, 0.1])
+
+
+async def test_a_first_that_begins_late_has_another_look(autojump_clock: MockClock, place: Place, large: Sample) -> None:
+    """Hello and manifest take until after its head start, and it brings enough then."""
+    link = Link(up=600 * MIB, latency_s=0.002)
+    names = [place.holder(name, large, link).context.network.peer_id for name in ("p1", "p2")]
+    await place.fetch(place.consumer(*names), ManifestTarget(large.cid))
+    assert place.network.opened == ["p1"]
+
+
 async def test_the_others_are_asked_when_the_first_does_not_stay_fast(
     autojump_clock: MockClock, place: Place, large: Sample
 ) -> None:
-    names = [place.holder(name, large, Link(up=200 * MIB)).context.network.peer_id for name in ("p1", "p2")]
-    await place.fetch(place.consumer(*names), ManifestTarget(large.cid))
-    assert list(place.network.opened_at.values()) == pytest.approx([0.0, 0.15])
+    first, other = (place.holder(name, large, Link(up=600 * MIB)) for name in ("p1", "p2"))
+
+    def slow_down(event: FetchEvent) -> None:
+        if isinstance(event, Progress) and event.done_bytes > 24 * MIB:
+            first.network.up.rate = 100 * MIB
+
+    consumer = place.consumer(*(node.context.network.peer_id for node in (first, other)))
+    await consumer.fetch(ManifestTarget(large.cid), emit=slow_down)
+    assert 0.1 < place.network.opened_at["p2"] < 0.3
 
 
 async def test_the_others_are_asked_when_much_is_left(
@@ -118,7 +140,7 @@ async def test_the_others_are_asked_when_much_is_left(
     monkeypatch.setattr(pool, "_SOON_S", 0.02)  # so that the sample counts as large
     names = [place.holder(name, large, Link(up=600 * MIB)).context.network.peer_id for name in ("p1", "p2")]
     await place.fetch(place.consumer(*names), ManifestTarget(large.cid))
-    assert list(place.network.opened_at.values()) == pytest.approx([0.0, 0.07])
+    assert list(place.network.opened_at.values()) == pytest.approx([0.0, 0.045])
 
 
 async def test_the_others_are_asked_when_a_first_that_was_fast_leaves(
