@@ -138,10 +138,9 @@ class ProviderPool:
     async def _watch_first(self, seconds: float) -> float:
         """Wait so long and return the bytes per second that came meanwhile; once the first is out return 0 at once."""
         before = self._received
-        with trio.move_on_after(seconds):
+        with trio.move_on_after(seconds) as watch:
             await self._first_is_out.wait()
-            return 0.0
-        return (self._received - before) / seconds
+        return (self._received - before) / seconds if watch.cancelled_caught else 0.0
 
     def search(self, keys: Sequence[bytes], *, hopeful: int, enough: int = MAX_PEERS_PER_FETCH) -> None:
         """Look up ``keys``, the longest boundary first, and meet every provider as it is found, until there are ``enough``.
