@@ -21,6 +21,7 @@ READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
 ANNOUNCE_TIMEOUT_S = 120.0
 NODE = ("-m", "p2pkv_node")
+_LOG = "node.log"
 
 
 @dataclass(frozen=True)
@@ -47,16 +48,15 @@ def node_process(
     Raises RuntimeError with the end of the log when it does not come up.
     """
     home.mkdir(parents=True, exist_ok=True)
-    log_path = home / "node.log"
     command = [sys.executable, *module, "--home", str(home), "--listen", "/ip4/127.0.0.1/tcp/0", "--json", *options]
     for address in bootstrap:
         command += ["--bootstrap", address]
-    with log_path.open("a") as log:
+    with (home / _LOG).open("a") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
     try:
         line = _first_line(process)
         if not line:
-            raise RuntimeError(f"the node on {home} did not start:\n{log_path.read_text()[-2000:]}")
+            raise RuntimeError(f"the node on {home} did not start:\n{end_of_log(home)}")
         ready = json.loads(line)
         yield NodeProcess(home, process, ready["peer_id"], ready["addresses"][0], ready.get("web"))
     finally:
@@ -70,6 +70,11 @@ def node_processes(
     """Run several nodes, each as :func:`node_process` does."""
     with ExitStack() as stack:
         yield [stack.enter_context(node_process(home, bootstrap=bootstrap, options=options)) for home in homes]
+
+
+def end_of_log(home: Path) -> str:
+    """Return the last lines of what the node on ``home`` has logged."""
+    return (home / _LOG).read_text()[-4000:]
 
 
 def _first_line(process: subprocess.Popen[str]) -> str:

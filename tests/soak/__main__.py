@@ -21,7 +21,7 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from bench.processes import NodeProcess, node_process
+from bench.processes import NodeProcess, end_of_log, node_process
 from bench.results import machine, write_result
 from tests.soak.figures import Figures, Verdict, look_at, metric, verdicts
 from tests.soak.load import MixedLoad
@@ -54,9 +54,14 @@ def main() -> int:
         load = MixedLoad(nodes["publisher"], nodes["consumer"], Path(folder), seed)
         load.start()
         try:
-            samples = _watch(nodes, load, 60 * options.minutes)
-        finally:
-            load.stop()
+            try:
+                samples = _watch(nodes, load, 60 * options.minutes)
+            finally:
+                load.stop()
+        except BaseException:
+            for node in nodes.values():
+                console.print(f"the end of the log of {node.home.name}:", end_of_log(node.home), sep="\n", markup=False)
+            raise
         refused = sum(metric(node, "p2pkv_refused_blocks_total") for node in nodes.values())
     found = [verdict for name in nodes for verdict in verdicts(name, samples[name])]
     console.print(", ".join(f"{count} {work}" for work, count in sorted(load.done.items())))
