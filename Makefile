@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.ready
 PINS   := constraints.txt
 JOBS   ?= 2
 
-.PHONY: help demo sims test test-fast test-browser test-versions test-crash soak lint types contracts check bench bench-store clean
+.PHONY: help demo sims test test-fast test-browser test-versions test-crash test-tamper fuzz soak lint types contracts check bench bench-store bench-trust clean
 
 help: ## Show what there is to make
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -28,7 +28,7 @@ sims: $(STAMP) ## Run the simulations of many peers
 	$(BIN)/python -m sims run all --json build/sims.json
 
 test: $(STAMP) ## Run all tests but those in a browser, JOBS (2) at a time, the slow ones on the real model too
-	$(BIN)/python -m pytest -m 'not browser' -n $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -m 'not browser and not tamper' -n $(JOBS) --dist loadfile
 
 test-fast: $(STAMP) ## Run the tests that take seconds
 	$(BIN)/python -m pytest -m 'not slow'
@@ -46,8 +46,18 @@ bench: $(STAMP) ## Measure transfer beside other systems and the limit of the ma
 bench-store: $(STAMP) ## Measure publishing, reading and opening beside plain files on the same disk
 	$(BIN)/python -m bench.store
 
+bench-trust: $(STAMP) ## Measure what signing and verifying cost, and what spot checks catch; takes long
+	$(BIN)/python -m bench.trust
+
+test-tamper: $(STAMP) ## Lie about the real model's KV in every way, and see what is caught
+	$(BIN)/python -m pytest -m tamper tests/tamper
+
 test-crash: $(STAMP) ## Kill daemons and workers at KILLS (300) random moments of what they do to a home; SEED repeats a run
 	$(BIN)/python -m tests.crash --kills $(or $(KILLS),300)$(if $(SEED), --seed $(SEED))
+
+fuzz: $(STAMP) ## Feed RUNS (200000) mutated inputs to all decoders, guided by coverage; SEED repeats a run
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint $(PINS) atheris
+	$(BIN)/python -m tests.fuzz --runs $(or $(RUNS),200000)$(if $(SEED), --seed $(SEED)) --json build/fuzz.json
 
 soak: $(STAMP) ## Load two nodes in every way for MINUTES (60), and see whether memory, files and tasks stay flat
 	$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),60) --json build/soak.json

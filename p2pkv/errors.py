@@ -10,19 +10,26 @@ the fault. A miss is a value, never an exception.
     ├── LocalError                  the caller's doing                      exit 2
     │   ├── UsageError              usage
     │   ├── KeyFileError            key.unreadable
+    │   ├── WrongPassphraseError    key.passphrase
     │   ├── ModelUnsupportedError   model.unsupported
     │   ├── WrongModelError         model.mismatch
     │   ├── WrongDtypeError         model.dtype
-    │   └── CacheMismatchError      cache.mismatch
+    │   ├── CacheMismatchError      cache.mismatch
+    │   └── GrantError              grant.invalid
+    │       ├── GrantMissingError   grant.missing
+    │       ├── GrantExpiredError   grant.expired
+    │       └── WrongReaderError    grant.reader
     ├── RemoteError                 a peer's or a publisher's doing         exit 3
     │   ├── FormatError             format.invalid
     │   │   ├── CidError            format.cid
     │   │   ├── DagCborError        format.dagcbor
     │   │   ├── ManifestError       format.manifest
+    │   │   ├── StatementError      format.statement
     │   │   ├── TruncatedError      format.truncated
     │   │   └── UnknownVersionError format.version
     │   ├── IntegrityError          integrity.hash
     │   ├── SignatureError          integrity.signature
+    │   ├── WrongValuesError        integrity.values
     │   ├── ProtocolError           wire.protocol
     │   └── PeerUnreachableError    peer.unreachable
     ├── MachineError                disk, network, daemon, clock            exit 4
@@ -35,13 +42,16 @@ the fault. A miss is a value, never an exception.
     │   └── ListenError             node.listen
     └── PolicyError                 your own rules said no                  exit 5
         ├── UntrustedPublisherError trust.untrusted
+        ├── RejectedError           trust.rejected
+        ├── RevokedError            trust.revoked
         └── ExpiredError            trust.expired
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import ClassVar
+from typing import ClassVar, Final
 
 
 class Fault(StrEnum):
@@ -94,6 +104,11 @@ class KeyFileError(LocalError):
     default_advice = "Create a key with `p2pkv keygen`, or name the right file with --key."
 
 
+class WrongPassphraseError(LocalError):
+    code = "key.passphrase"
+    default_advice = "Try again: nothing was changed. Without its passphrase a key cannot be opened by anybody."
+
+
 class ModelUnsupportedError(LocalError):
     code = "model.unsupported"
     default_advice = "This model cannot share its KV cache exactly; run it without p2pkv."
@@ -112,6 +127,26 @@ class WrongDtypeError(LocalError):
 class CacheMismatchError(LocalError):
     code = "cache.mismatch"
     default_advice = "The cache does not fit this model; nothing was injected. Prefill locally."
+
+
+class GrantError(LocalError):
+    code = "grant.invalid"
+    default_advice = "Ask the publisher for a new grant to your did:key, and add it with `p2pkv grants add FILE`."
+
+
+class GrantMissingError(GrantError):
+    code = "grant.missing"
+    default_advice = "Ask the publisher for a grant to your did:key, and add it with `p2pkv grants add FILE`."
+
+
+class GrantExpiredError(GrantError):
+    code = "grant.expired"
+    default_advice = "Ask the publisher for a new grant; if your clock is wrong, set it."
+
+
+class WrongReaderError(GrantError):
+    code = "grant.reader"
+    default_advice = "Use the home that has the reader's key, or ask the publisher for a grant to yours."
 
 
 class RemoteError(P2pkvError):
@@ -139,6 +174,11 @@ class ManifestError(FormatError):
     default_advice = "The publisher has to build and sign this artifact again."
 
 
+class StatementError(FormatError):
+    code = "format.statement"
+    default_advice = "Nothing of it was obeyed. The publisher has to make and sign this statement again."
+
+
 class TruncatedError(FormatError):
     code = "format.truncated"
     default_advice = "The file or message is cut off; copy or fetch it again."
@@ -157,6 +197,11 @@ class IntegrityError(RemoteError):
 class SignatureError(RemoteError):
     code = "integrity.signature"
     default_advice = "The manifest is not what its publisher signed: do not use it, and fetch it from another source."
+
+
+class WrongValuesError(RemoteError):
+    code = "integrity.values"
+    default_advice = "Nothing of it was used. Tell the publisher, or stop trusting it with `p2pkv trust remove <did>`."
 
 
 class ProtocolError(RemoteError):
@@ -221,6 +266,16 @@ class UntrustedPublisherError(PolicyError):
     default_advice = "If you know the publisher, run `p2pkv trust add <did>`."
 
 
+class RejectedError(PolicyError):
+    code = "trust.rejected"
+    default_advice = "If you disagree with the rule, take it away with `p2pkv trust remove`; `p2pkv trust list` shows it."
+
+
+class RevokedError(PolicyError):
+    code = "trust.revoked"
+    default_advice = "Do not use it. Ask the publisher for another artifact of the same text, or prefill locally."
+
+
 class ExpiredError(PolicyError):
     code = "trust.expired"
     default_advice = "Ask the publisher to renew it; if your clock is wrong, set it."
@@ -237,7 +292,14 @@ def error_classes() -> dict[str, type[P2pkvError]]:
     return found
 
 
-def error_from_dict(fields: dict[str, str]) -> P2pkvError:
-    """Rebuild the error that :meth:`P2pkvError.to_dict` described; an unknown code becomes the base class."""
-    cls = error_classes().get(fields.get("code", ""), P2pkvError)
-    return cls(fields.get("message", "unknown error"), advice=fields.get("advice"))
+def error_from_dict(fields: Mapping[str, object]) -> P2pkvError:
+    """Rebuild the error that :meth:`P2pkvError.to_dict` described; an unknown code becomes the base class.
+
+    A field that is no text is as good as absent: another process wrote them.
+    """
+    code, message, advice = (value if isinstance(value, str) else None for value in map(fields.get, _TEXTS))
+    cls = error_classes().get(code or "", P2pkvError)
+    return cls(message or "unknown error", advice=advice)
+
+
+_TEXTS: Final = ("code", "message", "advice")

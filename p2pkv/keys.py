@@ -18,6 +18,7 @@ _MODEL_DOMAIN = "p2pkv/model/v1"
 _CHAIN_ROOT_DOMAIN = "p2pkv/chain-root/v1"
 _CHAIN_DOMAIN = "p2pkv/chain/v1"
 _DHT_DOMAIN = "p2pkv/dht/v1"
+_PUBLISHER_DOMAIN = "p2pkv/publisher/v1"
 _BLAKE3_MULTIHASH = bytes((0x1E, 0x20))
 
 PUBLIC_NAMESPACE = b""
@@ -125,6 +126,11 @@ def chain(model: bytes, token_ids: Sequence[int], *, namespace: bytes = PUBLIC_N
 def dht_key(chain_key: bytes) -> bytes:
     """Return the multihash under which providers of ``chain_key`` are found: a second hash that tells nothing of the first."""
     return _BLAKE3_MULTIHASH + domain_hash(_DHT_DOMAIN, chain_key)
+
+
+def publisher_key(public_key: bytes) -> bytes:
+    """Return the multihash under which those are found who keep what the publisher with this 32-byte key says of itself."""
+    return _BLAKE3_MULTIHASH + domain_hash(_PUBLISHER_DOMAIN, public_key)
 
 
 def canonical_number(value: int | float) -> dagcbor.Value:

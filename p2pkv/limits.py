@@ -37,8 +37,26 @@ MAX_NODE_ITEMS: Final = 65_536
 MAX_CAR_HEADER_BYTES: Final = 4 * KIB
 # Names, licences and producer notes are for people; nobody reads more.
 MAX_TEXT_BYTES: Final = 64 * KIB
+# A signed statement and a few short ones beside it fit one control message. A list of revocations has some 100 bytes an item:
+# more than a thousand of them, and one item may stand for everything before a sequence number.
+MAX_STATEMENT_BYTES: Final = 128 * KIB
+# Items of one list of revocations; with short reasons they fill a statement.
+MAX_REVOCATIONS: Final = 1024
+# Why something was taken back, or a key replaced: a sentence or two.
+MAX_REASON_BYTES: Final = 256
+# Lists of one publisher that are kept because none has all that another has: a mistake makes two of them.
+MAX_LISTS_PER_PUBLISHER: Final = 4
+# All that is kept of one publisher: its lists, and two successions.
+MAX_STATEMENTS: Final = MAX_LISTS_PER_PUBLISHER + 2
+# Keys in a row, each of which follows the one before, that trust in the first reaches.
+MAX_SUCCESSIONS: Final = 8
 # Manifests that disagree with our clock by less than this are not refused for it.
 MAX_CLOCK_SKEW_S: Final = 10 * MINUTE
+
+# --- verification -----------------------------------------------------------------------------------------------------
+# Positions that a spot check recomputes in one forward pass: with a mask of each over a text of 16,384 tokens 64 MiB, and
+# more of them take as long as computing everything.
+MAX_SAMPLED_POSITIONS: Final = 1024
 
 # --- checkpoints -------------------------------------------------------------------------------------------------------
 # The safetensors format's own bound on a header; an index of shards lists the same names, a config far less.
@@ -154,6 +172,22 @@ DHT_REFRESH_S: Final = (1.0, 5.0, 30.0, 2.0 * MINUTE, 10.0 * MINUTE)
 # An announcement is not late while it only waits for the pace that receivers bear.
 LATE_ANNOUNCEMENT_S: Final = 60.0
 
+# A publisher's statements are looked up so often: what it takes back is obeyed within this, and a minute, by a running node
+# that reaches anybody who knows.
+STATEMENTS_PERIOD_S: Final = 30.0 * MINUTE
+# ... and again so soon where nobody answered; a fetch of the publisher's artifacts asks sooner, but not more often than this.
+STATEMENTS_RETRY_S: Final = 5.0 * MINUTE
+# Those who are asked in one look-up: one that tells an old list, or nothing, hides nothing that another tells.
+MAX_STATEMENT_PROVIDERS: Final = 8
+# One of them has so long for all of it, the dial included.
+STATEMENTS_TIMEOUT_S: Final = 10.0
+# Look-ups at once: with that, those of the most publishers that are followed end within a period, also where peers are silent.
+MAX_STATEMENT_LOOKUPS: Final = 16
+# Publishers that are looked up in one period; those whom rules name first.
+MAX_FOLLOWED_PUBLISHERS: Final = 1024
+# How often a node looks whether the statements in its home have changed, by `p2pkv revoke` for example.
+STATEMENTS_SCAN_S: Final = 5.0
+
 # --- bulk lane ---------------------------------------------------------------------------------------------------------
 # A bulk token is used at once by the peer that asked for it, or never.
 BULK_TOKEN_SECONDS: Final = 10.0
@@ -207,6 +241,16 @@ LOCK_PATIENCE_S: Final = 0.5
 MAX_TRUST_FILE_BYTES: Final = 4 * MIB
 # A note says in a line or two who a publisher is.
 MAX_TRUST_NOTE_BYTES: Final = KIB
+# Argon2id for the passphrase of a new key file: libsodium's moderate choice, some 0.7 s a guess.
+KEY_FILE_OPERATIONS: Final = 3
+KEY_FILE_MEMORY_BYTES: Final = 256 * MIB
+# The same as a key file may ask for it: libsodium's choice for the most sensitive, some 4 s; beyond it nothing is derived.
+MAX_KEY_FILE_OPERATIONS: Final = 4
+MAX_KEY_FILE_MEMORY_BYTES: Final = 1024 * MIB
+# A key file has some 300 bytes; that of sequence numbers less.
+MAX_KEY_FILE_BYTES: Final = KIB
+# A sentence that somebody remembers, or what a password manager makes.
+MAX_PASSPHRASE_BYTES: Final = KIB
 
 # --- command line ------------------------------------------------------------------------------------------------------
 # A text of MAX_TOKENS has some 4 bytes a token, 16 MiB is 64: more is no text for one artifact.

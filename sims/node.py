@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
+
+import trio
 
 from p2pkv.artifact.match import Match, bitmap
 from p2pkv.artifact.read import Artifact
 from p2pkv.download.engine import Download
 from p2pkv.formats.cid import Cid
+from p2pkv.formats.manifest import Manifest
+from p2pkv.formats.statement import SignedStatement
 from p2pkv.ports import PeerAddress, PeerId
 from p2pkv.routing.boundaries import announce_keys
+from p2pkv.swarm.announce import AnnounceTask
 from p2pkv.swarm.context import Context
 from p2pkv.swarm.fetch import Fetch
 from p2pkv.swarm.report import FetchEvent, FetchReport
 from p2pkv.swarm.serve import Server
+from p2pkv.swarm.statements import StatementTask, statements_of
 from p2pkv.swarm.target import Target
+from p2pkv.trust.policy import Decision, judge
+from p2pkv.trust.record import Record, succeeded
+from p2pkv.trust.rules import Action, Rule
 from sims.network import Link, World
 from sims.routing import MemoryRouting, ProviderRecords
 from sims.store import MemoryBlockStore
@@ -56,6 +66,24 @@ class MemoryCatalog:
         pass
 
 
+class MemoryRecords:
+    """Twin of the records in a home."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, Record] = {}
+
+    def get(self, publisher: str, /) -> Record | None:
+        return self.known.get(publisher)
+
+    def publishers(self) -> Sequence[str]:
+        return tuple(self.known)
+
+    def hear(self, signed: SignedStatement) -> bool:
+        before = self.known.get(signed.publisher, Record(signed.publisher))
+        self.known[signed.publisher] = before.heard(signed)
+        return self.known[signed.publisher] is not before
+
+
 class SimNode:
     """A node of ``world`` that serves what it holds and can fetch; a ``mirror`` announces what it is fetching.
 
@@ -81,6 +109,7 @@ class SimNode:
         self.store = store if store is not None else MemoryBlockStore()
         self.catalog = MemoryCatalog()
         self.trusted = set(trusted)
+        self.records = MemoryRecords()
         own = PeerAddress(peer_id, self.network.addresses)
         self.routing = MemoryRouting(records, own, latency_s=4 * link.latency_s, rng=random.Random(seed + 1))
         self.context = Context(
@@ -88,12 +117,18 @@ class SimNode:
             routing=self.routing,
             store=self.store,
             catalog=self.catalog,
-            trusted=lambda: self.trusted,
+            judge=self._judge,
             wall_clock=wall_clock,
             rng=random.Random(seed),
             offload=in_place,
         )
         self.server = Server(self.context)
+        self.context.statements = partial(statements_of, self.records)
+        self.announcer = AnnounceTask(self.context)
+        self.statements = StatementTask(
+            self.context, self.records, self.announcer, followed=self._followed, heard=trio.lowlevel.checkpoint
+        )
+        self.context.met = self.statements.hasten
         self.context.gained = self.server.gained
         self.network.set_channel_handler(self.server.serve)
         self._download = download
@@ -105,6 +140,13 @@ class SimNode:
         for cid, data in blocks.items():
             self.store.write(cid, data)
         self.catalog.add_artifact(artifact, frozenset(range(len(artifact.chain_keys) if segments is None else segments)))
+
+    def _judge(self, manifest: Manifest, cid: Cid) -> Decision:
+        rules = [Rule(Action.ACCEPT, publisher) for publisher in sorted(self.trusted)]
+        return judge(manifest, cid, rules, self.records.known, self.context.wall_clock())
+
+    def _followed(self) -> list[str]:
+        return [did for publisher in sorted(self.trusted) for did in succeeded(publisher, self.records.known)]
 
     async def announce(self, artifact: Artifact) -> None:
         """Announce an artifact at its boundaries and by manifest CID."""

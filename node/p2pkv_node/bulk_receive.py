@@ -246,7 +246,7 @@ class LaneProcess:
     def _take_events(self) -> None:
         buffer = memoryview(bytearray(EVENT_BYTES * _EVENTS_AT_ONCE))
         filled = 0
-        with suppress(ConnectionError):
+        try:
             while count := self._control.recv_into(buffer[filled:]):
                 filled += count
                 whole = filled - filled % EVENT_BYTES
@@ -254,9 +254,16 @@ class LaneProcess:
                     self._take(Event.decode(buffer[start : start + EVENT_BYTES]))
                 buffer[: filled - whole] = bytes(buffer[whole:filled])
                 filled -= whole
+        except ConnectionError:
+            pass  # it was killed
+        except ProtocolError as error:
+            logger.warning("ended a process that receives on bulk lanes: %s", error.message)
 
     def _take(self, event: Event) -> None:
-        lane = self._lanes[event.lane]
+        """Work one event in. Raises ProtocolError."""
+        lane = self._lanes.get(event.lane)
+        if lane is None:
+            raise ProtocolError(f"lane {event.lane} is none of its lanes")
         match event.kind:
             case Kind.OPENED:
                 lane.opened()

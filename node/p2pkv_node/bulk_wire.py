@@ -11,6 +11,7 @@ import struct
 from dataclasses import dataclass
 from typing import Final, Self
 
+from p2pkv.errors import ProtocolError
 from p2pkv.limits import MAX_BULK_CONNECTIONS, MAX_CODED_BLOCK_BYTES
 
 # Blocks that the node has not worked in yet: when its disk is slower than the peers, they have to wait.
@@ -83,8 +84,12 @@ class Command:
 
     @classmethod
     def decode(cls, data: bytes | memoryview) -> Self:
-        order, lane, slot, port, host, fingerprint, length, greeting = _COMMAND.unpack(data)
-        return cls(Order(order), lane, slot, port, host.rstrip(b"\0").decode("ascii"), fingerprint, greeting[:length])
+        """Read COMMAND_BYTES bytes. Raises ProtocolError."""
+        try:
+            order, lane, slot, port, host, fingerprint, length, greeting = _COMMAND.unpack(data)
+            return cls(Order(order), lane, slot, port, host.rstrip(b"\0").decode("ascii"), fingerprint, greeting[:length])
+        except (struct.error, ValueError):
+            raise ProtocolError("what a node says to its receiving process is no command") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,5 +105,12 @@ class Event:
 
     @classmethod
     def decode(cls, data: bytes | memoryview) -> Self:
-        kind, lane, slot, ending, header = _EVENT.unpack(data)
-        return cls(Kind(kind), lane, slot, Ending(ending), header)
+        """Read EVENT_BYTES bytes. Raises ProtocolError: a process that strangers may have turned decides nothing here."""
+        try:
+            kind, lane, slot, ending, header = _EVENT.unpack(data)
+            event = cls(Kind(kind), lane, slot, Ending(ending), header)
+        except (struct.error, ValueError):
+            raise ProtocolError("what a receiving process says is no event") from None
+        if slot >= SLOT_COUNT:
+            raise ProtocolError(f"a receiving process names slot {slot} of {SLOT_COUNT}")
+        return event

@@ -21,11 +21,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from p2pkv import __version__
-from p2pkv.errors import Fault, FormatError, NotFoundError, P2pkvError, UsageError
-from p2pkv.formats.did import decode_did
-from p2pkv.limits import MAX_TEXT_BYTES
+from p2pkv.errors import Fault, NotFoundError, P2pkvError, UsageError
 from p2pkv.store.index import StoredArtifact
+from p2pkv.store.trust_file import rule_fields, rule_from
 from p2pkv.swarm.context import in_thread
+from p2pkv.trust.rules import Action, trusted_publishers
 from p2pkv_node import fetching, handing, keeping, leasing, prefills
 from p2pkv_node.condition import condition_of
 from p2pkv_node.node import Node
@@ -65,11 +65,17 @@ def control_app(node: Node, shutdown: trio.Event) -> Starlette:
             {"error": UsageError(f"{request.method} {request.url.path} is not part of the API").to_dict()}, status
         )
 
+    async def failed(request: Request, error: Exception) -> Response:
+        """Say so as every error is said; the exception goes on to the log of the server, with where it came from."""
+        message = f"{request.method} {request.url.path} failed: {type(error).__name__}"
+        advice = "This is a defect of p2pkv: please report it with what the daemon has logged."
+        return JSONResponse({"error": P2pkvError(message, advice=advice).to_dict()}, 500)
+
     handlers: dict[tuple[str, str], Handler] = {("/v1/stats", "GET"): stats, ("/v1/shutdown", "POST"): stop}
     for table in (_HANDLERS, fetching.HANDLERS, handing.HANDLERS, keeping.HANDLERS, leasing.HANDLERS, prefills.HANDLERS):
         handlers |= table
     return Starlette(
-        exception_handlers={404: unknown, 405: unknown},
+        exception_handlers={404: unknown, 405: unknown, 500: failed},
         routes=[route(path, method, handler) for (path, method), handler in handlers.items()],
     )
 
@@ -94,7 +100,7 @@ async def _status(node: Node, _: Request) -> Response:
             "served": asdict(node.server.statistics()),
             "announcing": asdict(node.announcer.statistics()),
             "banned_peers": node.context.bans.active(trio.current_time()),
-            "trusted_publishers": len(node.trust.list()),
+            "trusted_publishers": len(trusted_publishers(node.trust.rules.rules())),
             "condition": asdict(condition_of(node)),
         }
     )
@@ -130,23 +136,20 @@ def _row(row: StoredArtifact) -> dict[str, Any]:
 
 
 async def _trust_list(node: Node, _: Request) -> Response:
-    return JSONResponse({"publishers": [asdict(publisher) for publisher in await in_thread(node.trust.list)]})
+    return JSONResponse({"rules": [rule_fields(rule) for rule in await in_thread(node.trust.rules.rules)]})
 
 
 async def _trust_add(node: Node, request: Request) -> Response:
     body = await read_body(request)
-    did = text_of(body, "did")
-    try:
-        decode_did(did)
-    except FormatError as error:
-        raise UsageError(error.message, advice=error.advice) from None
-    added = await in_thread(partial(node.trust.add, did, str(body.get("note", ""))[:MAX_TEXT_BYTES], int(time.time())))
-    return JSONResponse({"did": did, "added": added}, 201 if added else 200)
+    rule = rule_from({"action": Action.ACCEPT.value, **body, "added": int(time.time())})
+    added = await in_thread(partial(node.trust.rules.add_rule, rule))
+    return JSONResponse({"rule": rule_fields(rule), "added": added}, 201 if added else 200)
 
 
 async def _trust_remove(node: Node, request: Request) -> Response:
-    did = text_of(await read_body(request), "did")
-    return JSONResponse({"did": did, "removed": await in_thread(partial(node.trust.remove, did))})
+    publisher = text_of(await read_body(request), "publisher")
+    removed = await in_thread(partial(node.trust.rules.remove, publisher))
+    return JSONResponse({"removed": [rule_fields(rule) for rule in removed]})
 
 
 _HANDLERS: Final[Mapping[tuple[str, str], Handler]] = {

@@ -47,12 +47,10 @@ async def _run(node: Node, target: Target, patience_s: float, events: Events) ->
 
 
 def _target(body: dict[str, Any]) -> Target:
-    in_order = body.get("in_order", False)
-    if type(in_order) is not bool:
-        raise UsageError("`in_order` is neither true nor false")
+    in_order, impatient = _flag(body, "in_order"), _flag(body, "impatient")
     if "manifest" in body:
-        return ManifestTarget(read_cid(text_of(body, "manifest")), _slice(body), in_order)
-    for name in ("segments", "layers"):
+        return ManifestTarget(read_cid(text_of(body, "manifest")), _slice(body), in_order, impatient)
+    for name in ("segments", "layers", "impatient"):
         if name in body:
             raise UsageError(f"`{name}` goes with `manifest` alone")
     tokens, shared = body.get("token_ids"), body.get("shared")
@@ -68,6 +66,13 @@ def _target(body: dict[str, Any]) -> Target:
     if len(model_id) != DIGEST_BYTES:
         raise UsageError(f"`model_id` is not {DIGEST_BYTES} bytes")
     return PromptTarget(model_id, dtype, tuple(tokens), shared, in_order)
+
+
+def _flag(body: dict[str, Any], name: str) -> bool:
+    value = body.get(name, False)
+    if type(value) is not bool:
+        raise UsageError(f"`{name}` is neither true nor false")
+    return value
 
 
 def _slice(body: dict[str, Any]) -> Slice:

@@ -1,4 +1,4 @@
-"""The part of the control API through which whole artifacts come in and go out: publish, import, export."""
+"""The part of the control API for whole artifacts that come in, go out and are shared: publish, announce, import, export."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from p2pkv.errors import UsageError
 from p2pkv.formats.cid import Cid
@@ -28,6 +28,11 @@ async def _publish(node: Node, request: Request) -> Response:
 async def _run_publish(node: Node, staging: str, manifest: Cid, events: Events) -> None:
     artifact = await node.publish(staging, manifest, _progress(events))
     events.end("report", {"manifest": str(manifest), "segments": len(artifact.chain_keys)})
+
+
+async def _announce(node: Node, request: Request) -> Response:
+    manifest = _manifest_of(await read_body(request))
+    return JSONResponse({"manifest": str(manifest), "keys": await node.announce_again(manifest)})
 
 
 async def _import(node: Node, request: Request) -> Response:
@@ -87,6 +92,7 @@ def _path_of(body: dict[str, Any]) -> Path:
 
 HANDLERS: Final[Mapping[tuple[str, str], Handler]] = {
     ("/v1/publish", "POST"): _publish,
+    ("/v1/announce", "POST"): _announce,
     ("/v1/import", "POST"): _import,
     ("/v1/export", "POST"): _export,
 }

@@ -12,12 +12,13 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from itertools import islice
 from typing import Final
 
 import trio
+from google.protobuf.message import DecodeError
 from libp2p.abc import INetStream
 from libp2p.custom_types import TProtocol
-from libp2p.exceptions import ParseError
 from libp2p.kad_dht.pb.kademlia_pb2 import Message
 from libp2p.peer.id import ID
 from libp2p.peer.peerstore import env_to_send_in_RPC
@@ -190,11 +191,12 @@ def _split_frame(received: bytearray) -> tuple[int, int] | None:
 
 
 def _parse(data: bytes) -> Message:
+    """Return the message that ``data`` is. Raises PeerUnreachableError."""
     message = Message()
     try:
         message.ParseFromString(data)
-    except ValueError as error:  # protobuf's DecodeError
-        raise ParseError("not a DHT message") from error
+    except DecodeError as error:  # no ValueError, and no kin of libp2p's errors
+        raise PeerUnreachableError("A DHT answer is no message.") from error
     return message
 
 
@@ -206,7 +208,7 @@ def _answer(message: Message) -> Answer:
 
 def _peers(protos: Iterable[Message.Peer]) -> tuple[PeerAddress, ...]:
     peers = []
-    for proto in list(protos)[:DHT_CLOSEST]:
+    for proto in islice(protos, DHT_CLOSEST):
         addresses = []
         for raw in proto.addrs[:MAX_ADDRESSES_PER_PEER]:
             text = _address_text(raw)

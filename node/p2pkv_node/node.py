@@ -16,27 +16,28 @@ import trio
 from p2pkv import __version__
 from p2pkv.artifact.read import Artifact, open_artifact
 from p2pkv.artifact.slice import WHOLE
-from p2pkv.errors import MachineError, P2pkvError
+from p2pkv.errors import FetchIncompleteError, MachineError, NotFoundError, P2pkvError
 from p2pkv.formats.cid import Cid
 from p2pkv.formats.envelope import Envelope
+from p2pkv.formats.manifest import Manifest
 from p2pkv.limits import MAX_FILE_WORK
 from p2pkv.ports import BlockStore
 from p2pkv.routing.boundaries import announce_keys
 from p2pkv.store.car_file import CarArtifact, export_car, import_car
 from p2pkv.store.collect import Collected
+from p2pkv.store.home_trust import HomeTrust
 from p2pkv.store.progress import Progress, ignore
 from p2pkv.store.reader_leases import ReaderLeases
 from p2pkv.store.secrets import load_or_create_node_seed
 from p2pkv.store.store import Store, open_store
-from p2pkv.store.trust_file import TrustFile
 from p2pkv.swarm.announce import AnnounceTask
 from p2pkv.swarm.background import open_background
 from p2pkv.swarm.context import Context, in_thread
 from p2pkv.swarm.fetch import Fetch
 from p2pkv.swarm.report import FetchEvent, FetchReport
 from p2pkv.swarm.serve import Server
+from p2pkv.swarm.statements import StatementTask, statements_of
 from p2pkv.swarm.target import ManifestTarget, PromptTarget, Target
-from p2pkv.trust.policy import judge
 from p2pkv_node.bulk import BulkSettings, TlsBulkLane
 from p2pkv_node.collecting import Collections, Why
 from p2pkv_node.config import NodeConfig
@@ -79,7 +80,7 @@ class Node:
         self.store = store
         self.network = network
         self.routing = routing
-        self.trust = TrustFile(store.layout.trust)
+        self.trust = HomeTrust(store.layout)
         self.context = context
         self.server = Server(
             context,
@@ -87,6 +88,8 @@ class Node:
             limit_per_peer=config.upload_limit_per_peer or math.inf,
         )
         self.announcer = AnnounceTask(context)
+        followed = self.trust.followed
+        self.statements = StatementTask(context, self.trust.records, self.announcer, followed=followed, heard=self.obey)
         self._announced: dict[Cid, frozenset[bytes]] = {}
         self._file_work = trio.CapacityLimiter(MAX_FILE_WORK)
         self.started = time.time()
@@ -179,18 +182,53 @@ class Node:
         return imported
 
     def _import_car(self, path: Path, tell: Progress) -> CarArtifact:
-        trusted = {publisher.did for publisher in self.trust.list()}
-        return import_car(self.store, path, judge=lambda manifest: judge(manifest, trusted, time.time()), on_progress=tell)
+        def require(manifest: Manifest, cid: Cid) -> None:
+            self.trust.judge(manifest, cid, time.time()).require()
+
+        return import_car(self.store, path, judge=require, on_progress=tell)
 
     async def export_car(self, manifest: Cid, path: Path, hear: Progress = ignore) -> CarArtifact:
         """Write a stored artifact to a CAR file. Raises what export_car raises."""
         return await in_worker(partial(export_car, self.store, manifest, path), hear, self._file_work)
 
     def announce(self, artifact: Artifact, *, delay_s: float = 0.0) -> None:
-        """Keep ``artifact`` announced at its boundaries and by manifest CID."""
+        """Keep ``artifact`` announced at its boundaries and by manifest CID, unless its publisher took it back."""
+        manifest = artifact.manifest
+        if self.trust.taken_back(artifact.cid, manifest.publisher, manifest.model_id, manifest.sequence):
+            logger.warning("%s was taken back by its publisher, and is neither announced nor served", artifact.cid)
+            self.context.withheld |= {artifact.cid}
+            return
         keys = announce_keys(artifact.cid, artifact.manifest.tokens.count, artifact.chain_keys)
         self._announced[artifact.cid] = frozenset(keys)
         self.announcer.add(keys, delay_s=delay_s)
+
+    async def announce_again(self, manifest: Cid) -> int:
+        """Announce a stored artifact now, and return how many keys it has.
+
+        Raises NotFoundError, FetchIncompleteError for one that is not whole, and what open_artifact raises.
+        """
+        row = await in_thread(partial(self.store.index.artifact, manifest))
+        if row is None:
+            raise NotFoundError(f"{manifest} is not stored here", advice="`p2pkv status` lists what is here.")
+        if not row.complete:
+            raise FetchIncompleteError(f"{manifest} is not whole here", advice=f"Run `p2pkv fetch {manifest}` first.")
+        self.announce(await in_thread(partial(self.read_artifact, manifest)))
+        keys = self._announced.get(manifest, frozenset())
+        self.announcer.repeat(sorted(keys))
+        return len(keys)
+
+    async def obey(self) -> None:
+        """Neither announce nor serve what its publisher took back, as far as is known by now."""
+
+        def taken_back() -> frozenset[Cid]:
+            rows = self.store.index.artifacts()
+            ask = self.trust.taken_back
+            return frozenset(r.manifest_cid for r in rows if ask(r.manifest_cid, r.publisher, r.model_id, r.sequence))
+
+        before, self.context.withheld = self.context.withheld, await in_thread(taken_back)
+        for manifest in self.context.withheld - before:
+            logger.warning("%s was taken back by its publisher, and is neither announced nor served any more", manifest)
+        self._withdraw(self.context.withheld)
 
     def share(self, artifact: Artifact) -> None:
         """Announce ``artifact`` by manifest CID while it is being fetched: others can have of us what is here already."""
@@ -292,13 +330,13 @@ async def open_node(
         lane = TlsBulkLane(settings, sign=signer_from_seed(seed))
         bulk = await stack.enter_async_context(lane.running()) if config.bulk else None
         routing = await stack.enter_async_context(open_routing(network, config.bootstrap))
-        trust = TrustFile(store.layout.trust)
+        trust = HomeTrust(store.layout)
         context = Context(
             network=network,
             routing=routing,
             store=serve_from(store),
             catalog=store,
-            trusted=lambda: {publisher.did for publisher in trust.list()},
+            judge=lambda manifest, cid: trust.judge(manifest, cid, time.time()),
             wall_clock=time.time,
             rng=random.SystemRandom(),
             offload=in_thread,
@@ -308,11 +346,15 @@ async def open_node(
         nursery = await stack.enter_async_context(open_background())
         node = Node(config, store, network, routing, context, nursery)
         context.gained = node.server.gained
+        context.statements = partial(statements_of, node.trust.records)
+        context.met = node.statements.hasten
         if config.mirror:
             context.share = node.share
+        await node.obey()
         network.set_channel_handler(node.server.serve)
         nursery.start_soon(node.server.run)
         nursery.start_soon(node.announcer.run)
+        nursery.start_soon(node.statements.run)
         nursery.start_soon(node.keep_below_quota)
         nursery.start_soon(node.resume_downloads)
         nursery.start_soon(node.keep_ready, *([bulk.prepare] if bulk is not None else []))

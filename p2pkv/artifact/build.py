@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from p2pkv import keys
+from p2pkv.artifact import private
+from p2pkv.artifact.private import Privacy
 from p2pkv.codecs import RAW, BlockCodec
 from p2pkv.errors import CacheMismatchError, UsageError
 from p2pkv.formats.cid import Cid
@@ -43,7 +45,8 @@ class Terms:
 class ArtifactBuilder:
     """Takes the segments of one token sequence in order and writes their blocks and nodes through ``write``.
 
-    Raises UsageError for no tokens, too many, or one that is no u32.
+    With ``privacy`` everything that tells of the text is sealed. Raises UsageError for no tokens, too many, or one that is no
+    u32.
     """
 
     def __init__(
@@ -53,13 +56,18 @@ class ArtifactBuilder:
         write: Callable[[Cid, Buffer], None],
         *,
         codec: BlockCodec = RAW,
+        privacy: Privacy | None = None,
     ) -> None:
         if not token_ids:
             raise UsageError("an artifact of no tokens", advice="Publish a text of at least one token.")
         self._model = model
         self._tokens = keys.encode_tokens(token_ids)
-        self._chain = keys.chain(model.model_id, token_ids)
-        self._chain_keys = list(self._chain)
+        self._privacy = privacy
+        namespace = privacy.namespace if privacy is not None else keys.PUBLIC_NAMESPACE
+        self._chain_keys = list(keys.chain(model.model_id, token_ids, namespace=namespace))
+        self._ciphers = privacy.ciphers(self._chain_keys) if privacy is not None else []
+        if self._ciphers:
+            self._chain_keys = [cipher.chain_key for cipher in self._ciphers]
         self._bounds = keys.segment_bounds(len(token_ids))
         self._write = write
         self._codec = codec
@@ -98,10 +106,7 @@ class ArtifactBuilder:
             end=end,
             dtype=self._model.dtype,
             codec=self._codec.name,
-            layers=tuple(
-                self._add_layer(memoryview(data).cast("B"), geometry, end - start)
-                for data, geometry in zip(layers, self._model.layers, strict=True)
-            ),
+            layers=tuple(self._add_layer(memoryview(data).cast("B"), layer, end - start) for layer, data in enumerate(layers)),
         )
         node = segment.encode()
         cid = Cid.of_node(node)
@@ -114,18 +119,23 @@ class ArtifactBuilder:
         """Return the manifest of all segments, to be signed. Raises CacheMismatchError while segments are missing."""
         if len(self._segments) != len(self._bounds) - 1:
             raise CacheMismatchError(f"{len(self._segments)} of {len(self._bounds) - 1} segments were added")
+        tokens, token_digest, segment_keys = self._tokens, digest(self._tokens), None
+        if self._privacy is not None:
+            key = self._privacy.artifact_key
+            tokens, token_digest = private.seal_tokens(key, tokens), private.token_digest(key, tokens)
+            segment_keys = private.seal_segment_keys(key, self._ciphers)
         inline = len(self._tokens) <= MAX_INLINE_TOKEN_BYTES
         if not inline:
-            self._token_block = Cid.of_block(self._tokens)
-            self._write(self._token_block, self._tokens)
+            self._token_block = Cid.of_block(tokens)
+            self._write(self._token_block, tokens)
         return Manifest(
             model_id=self._model.model_id,
             model_name=self._model.name,
             layers=self._model.layers,
             dtype=self._model.dtype,
             codec=self._codec.name,
-            tokens=Tokens(len(self._tokens) // 4, digest(self._tokens), self._tokens if inline else None, self._token_block),
-            last_chain_key=self._chain.last,
+            tokens=Tokens(len(self._tokens) // 4, token_digest, tokens if inline else None, self._token_block),
+            last_chain_key=self._chain_keys[-1],
             segments=tuple(self._nodes),
             publisher=terms.publisher,
             sequence=terms.sequence,
@@ -134,16 +144,24 @@ class ArtifactBuilder:
             licence=terms.licence,
             producer=producer,
             tokenizer=self._model.tokenizer,
+            segment_keys=segment_keys,
         )
 
-    def _add_layer(self, data: memoryview, geometry: LayerGeometry, tokens: int) -> tuple[BlockRef, ...]:
+    def _add_layer(self, data: memoryview, layer: int, tokens: int) -> tuple[BlockRef, ...]:
         refs: list[BlockRef] = []
-        for part, payload in split_layer(data, geometry, tokens, self._model.dtype):
+        for part, payload in split_layer(data, self._model.layers[layer], tokens, self._model.dtype):
             coded = self._codec.encode(payload)
-            cid = Cid.of_block(coded)
+            if self._ciphers:
+                cipher = self._ciphers[len(self._segments)]
+                coded = cipher.seal(layer, part, self._codec.name, coded)
+                block_digest = cipher.digest(layer, part, self._codec.name, payload)
+                cid = Cid.of_block(coded)
+            else:
+                cid = Cid.of_block(coded)
+                # Hashing is most of what building costs: what is not coded is hashed once.
+                block_digest = cid.digest if coded is payload else digest(payload)
             self._write(cid, coded)
-            # Hashing is most of what building costs: what is not coded is hashed once.
-            refs.append(BlockRef(part, cid, len(coded), cid.digest if coded is payload else digest(payload)))
+            refs.append(BlockRef(part, cid, len(coded), block_digest))
         return tuple(refs)
 
 

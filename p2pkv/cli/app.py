@@ -14,7 +14,28 @@ from typing import Annotated, NoReturn
 import typer
 
 from p2pkv import __version__
-from p2pkv.cli import doctor, export, fetch, gc, generate, import_car, inspect, keygen, peers, publish, status, trust, verify
+from p2pkv.cli import (
+    build,
+    doctor,
+    export,
+    fetch,
+    gc,
+    generate,
+    grant,
+    import_car,
+    inspect,
+    key,
+    keygen,
+    namespace,
+    peers,
+    publish,
+    renew,
+    revoke,
+    sign,
+    status,
+    trust,
+    verify,
+)
 from p2pkv.cli.interrupts import handle_interrupts
 from p2pkv.cli.options import show_help
 from p2pkv.cli.output import Output
@@ -53,12 +74,13 @@ def p2pkv(
     Trust who shares:    p2pkv trust add did:key:z6Mk...
     Ask about the text:  p2pkv generate ./model --prompt-file book.txt --question "Who is Ishmael?"
     Mirror an artifact:  p2pkv fetch bafyr4i...
+    Sign elsewhere:      p2pkv build ./model book.txt --out book.car; p2pkv sign book.car --out signed.car
     Carry it by hand:    p2pkv export bafyr4i... book.car; p2pkv import book.car
     Keep it, make room:  p2pkv pin bafyr4i...; p2pkv gc
     Find what is wrong:  p2pkv doctor
 
-    Keygen, inspect, verify, trust and doctor work alone, export too where no node runs; the others talk to the p2pkv-node that
-    keeps the same home. Every command takes --home and --json, and teaches with --help.
+    Keygen, key, build, sign, join, inspect, verify, trust and doctor work alone, export too where no node runs; the others
+    talk to the p2pkv-node that keeps the same home. Every command takes --home and --json, and teaches with --help.
 
     \b
     Exit status: 0 done, 2 a wrong argument, key or model, 3 wrong bytes from a peer or publisher, 4 this machine, its
@@ -68,10 +90,21 @@ def p2pkv(
 
 
 app.command("keygen")(keygen.keygen)
+app.add_typer(key.app, name="key")
+app.command("build")(build.build)
+app.command("sign")(sign.sign)
+app.command("join")(sign.join)
 app.command("publish")(publish.publish)
+app.command("renew")(renew.renew)
+app.command("announce")(renew.announce)
+app.command("revoke")(revoke.revoke)
+app.command("rotate")(revoke.rotate)
 app.command("inspect")(inspect.inspect)
 app.command("verify")(verify.verify)
 app.add_typer(trust.app, name="trust")
+app.add_typer(namespace.app, name="namespace")
+app.command("grant")(grant.grant)
+app.add_typer(grant.app, name="grants")
 app.command("fetch")(fetch.fetch)
 app.command("generate")(generate.generate)
 app.command("export")(export.export)

@@ -1,4 +1,4 @@
-"""Artifacts as commands get them, by manifest CID out of the home or as an envelope file, and every check of one.
+"""Artifacts as commands get them, by manifest CID out of the home or as a file, and every check of one.
 
 Reads the home's files only; a daemon may run beside it or not.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,34 +19,33 @@ from p2pkv.errors import (
     IntegrityError,
     NotFoundError,
     P2pkvError,
-    UntrustedPublisherError,
+    SignatureError,
     UsageError,
 )
 from p2pkv.formats.cid import Cid
-from p2pkv.formats.envelope import Envelope
+from p2pkv.formats.draft import NOBODY, open_root
 from p2pkv.formats.manifest import Manifest
-from p2pkv.formats.tensors import LayerGeometry, layer_bytes
 from p2pkv.limits import MAX_NODE_BYTES
+from p2pkv.store.car_reading import check_car, is_car, read_root
 from p2pkv.store.files import os_errors
 from p2pkv.store.home import HomeLayout
+from p2pkv.store.home_trust import HomeTrust
 from p2pkv.store.stored_blocks import StoredBlocks
-from p2pkv.store.trust_file import TrustFile
-from p2pkv.trust.policy import judge
-from p2pkv.units import DAY, format_seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """An envelope that nobody judged yet, and the blocks of the home where it has any."""
+    """An envelope or a draft that nobody judged yet, and the blocks of the home where it has any, or of a CAR file."""
 
     cid: Cid
     envelope: bytes
     blocks: StoredBlocks | None
     stored: bool  # it was named by CID and found in the home, so its blocks are expected there
+    car: Path | None = None  # the file that has its blocks
 
 
 def open_source(argument: str, home: Path) -> Source:
-    """Find what ``argument`` names: a manifest CID that the home stores, or an envelope file.
+    """Find what ``argument`` names: a manifest CID that the home stores, or the file of an envelope, a draft or a CAR.
 
     Raises UsageError where it is neither, NotFoundError for a CID that is not stored, FormatError, IntegrityError, StoreError.
     """
@@ -55,19 +53,30 @@ def open_source(argument: str, home: Path) -> Source:
     blocks = StoredBlocks(folder) if folder.is_dir() else None
     path = Path(argument)
     if path.is_file():
-        with os_errors(f"read {path}"), path.open("rb") as file:
-            data = file.read(MAX_NODE_BYTES + 1)
-        if len(data) > MAX_NODE_BYTES:
-            raise FormatError(f"{path} is larger than any envelope", advice="Name the file of an envelope.")
+        if is_car(path):
+            root = read_root(path)
+            return Source(Cid.of_node(root), root, None, stored=False, car=path)
+        data = read_node_file(path)
         return Source(Cid.of_node(data), data, blocks, stored=False)
     try:
         cid = Cid.parse(argument)
     except CidError as error:
-        advice = "Name an envelope file, or a manifest CID as `p2pkv publish` prints it."
+        advice = "Name a CAR or envelope file, or a manifest CID as `p2pkv publish` prints it."
         raise UsageError(f"{argument!r} is neither a file nor a manifest CID ({error.message})", advice=advice) from None
     if blocks is None or not blocks.has(cid):
         raise NotFoundError(f"{cid} is not stored in {home}", advice=f"Run `p2pkv fetch {cid}`, or name another --home.")
     return Source(cid, blocks.read(cid), blocks, stored=True)
+
+
+def read_node_file(path: Path) -> bytes:
+    """Return the bytes of an envelope or a draft. Raises UsageError where there is no file, FormatError, StoreError."""
+    if not path.is_file():
+        raise UsageError(f"there is no file {path}", advice="Name the file of an envelope or a draft.")
+    with os_errors(f"read {path}"), path.open("rb") as file:
+        data = file.read(MAX_NODE_BYTES + 1)
+    if len(data) > MAX_NODE_BYTES:
+        raise FormatError(f"{path} is larger than any envelope", advice="Name the file of an envelope, a draft or a CAR.")
+    return data
 
 
 @dataclass(slots=True)
@@ -100,19 +109,22 @@ class Verdict:
         }
 
 
-def check(source: Source, trusted: TrustFile, on_segment: Callable[[int, int], None] = lambda done, total: None) -> Verdict:
+def check(source: Source, trust: HomeTrust, on_segment: Callable[[int, int], None] = lambda done, total: None) -> Verdict:
     """Check format, signature and tokens, then every block that the home holds, then expiry and trust.
 
     ``on_segment(done, total)`` hears of each segment. Raises StoreError for a disk or trust file that cannot be read.
     """
     verdict = Verdict(source.cid)
+    artifact = None
     try:
         source.cid.check(source.envelope)
-        verdict.manifest = Envelope.decode(source.envelope).open()
-        artifact = _open_tokens(source, verdict.manifest)
+        verdict.manifest = open_root(source.envelope)
+        if source.car is not None:
+            _check_car(source.car, verdict, on_segment)
+        else:
+            artifact = _open_tokens(source, verdict.manifest)
     except P2pkvError as error:
         verdict.faults.append(error)
-        artifact = None
     if artifact is not None:
         verdict.tokens_checked = True
         if source.blocks is not None:
@@ -126,22 +138,27 @@ def check(source: Source, trusted: TrustFile, on_segment: Callable[[int, int], N
                 )
             )
     if verdict.manifest is not None:
-        verdict.faults += standing(verdict.manifest, trusted)
+        verdict.faults += standing(verdict.manifest, source.cid, trust)
     return verdict
 
 
-def standing(manifest: Manifest, trusted: TrustFile) -> list[P2pkvError]:
-    """Return why this home would not use an artifact of verified signature: expired, untrusted, both, or nothing."""
-    faults: list[P2pkvError] = []
-    try:
-        judge(manifest, {manifest.publisher}, time.time())
-    except P2pkvError as error:
-        faults.append(error)
-    try:
-        judge(manifest, {publisher.did for publisher in trusted.list()}, manifest.created)
-    except UntrustedPublisherError as error:
-        faults.append(error)
-    return faults
+def _check_car(path: Path, verdict: Verdict, on_segment: Callable[[int, int], None]) -> None:
+    assert verdict.manifest is not None, "its root is read first"
+    segments = len(verdict.manifest.segments)
+    checked = check_car(path, lambda _, done, total: on_segment(segments * done // max(total, 1), segments))
+    verdict.tokens_checked = True
+    verdict.complete_segments = segments
+    verdict.blocks, verdict.bytes = checked.blocks - 1, checked.kv_bytes
+
+
+def standing(manifest: Manifest, cid: Cid, trust: HomeTrust) -> list[P2pkvError]:
+    """Return every reason why this home would not use an artifact of verified signature, none where it would.
+
+    Of a draft there is one: nobody signed it.
+    """
+    if manifest.publisher == NOBODY:
+        return [SignatureError("it is not signed", advice="Whoever has the publisher's key signs it with `p2pkv sign`.")]
+    return [*trust.judge(manifest, cid, time.time()).errors]
 
 
 def _open_tokens(source: Source, manifest: Manifest) -> Artifact | None:
@@ -170,7 +187,8 @@ def _check_blocks(artifact: Artifact, blocks: StoredBlocks, verdict: Verdict, on
         for ref in segment.blocks():
             try:
                 data = memoryview(blocks.read(ref.cid))
-                decode_block(ref, segment.codec, data)
+                if artifact.readable:  # a sealed block is what its CID names, and more nobody can tell
+                    decode_block(ref, segment.codec, data)
             except NotFoundError:
                 verdict.missing += 1
             except (FormatError, IntegrityError) as error:
@@ -180,61 +198,3 @@ def _check_blocks(artifact: Artifact, blocks: StoredBlocks, verdict: Verdict, on
                 verdict.bytes += len(data)
         verdict.complete_segments += before == len(verdict.faults) + verdict.missing
         on_segment(index + 1, len(nodes))
-
-
-def describe(cid: Cid, manifest: Manifest) -> dict[str, Any]:
-    """Return what a manifest says, as JSON values; the CID, then model, sizes, producer, publisher and terms."""
-    return {
-        "manifest": str(cid),
-        "model_id": manifest.model_id.hex(),
-        "model_name": manifest.model_name,
-        "dtype": manifest.dtype.value,
-        "codec": manifest.codec,
-        "layers": [
-            {"kind": layer.kind.value, "kv_heads": layer.kv_heads, "k_dim": layer.k_dim, "v_dim": layer.v_dim}
-            for layer in manifest.layers
-        ],
-        "tokens": manifest.tokens.count,
-        "segments": len(manifest.segments),
-        "kv_bytes": sum(layer_bytes(layer, manifest.tokens.count, manifest.dtype) for layer in manifest.layers),
-        "producer": dict(manifest.producer),
-        "publisher": manifest.publisher,
-        "sequence": manifest.sequence,
-        "created": manifest.created,
-        "expires": manifest.expires,
-        "licence": manifest.licence,
-    }
-
-
-def layer_lines(layers: tuple[LayerGeometry, ...]) -> list[str]:
-    """Return a line per stretch of equal layers: ``30 x full attention, 3 KV heads, K 64, V 64``."""
-    runs: list[tuple[LayerGeometry, int]] = []
-    for layer in layers:
-        if runs and runs[-1][0] == layer:
-            runs[-1] = layer, runs[-1][1] + 1
-        else:
-            runs.append((layer, 1))
-    return [
-        f"{count} x {layer.kind.value} attention, KV heads: {layer.kv_heads}, K: {layer.k_dim}, V: {layer.v_dim}"
-        for layer, count in runs
-    ]
-
-
-def date(seconds: int) -> str:
-    """Return a time of a manifest for people; it may be any number that the format holds."""
-    try:
-        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M UTC}"
-    except (OverflowError, OSError, ValueError):
-        return f"second {seconds}"
-
-
-def expiry(expires: int | None) -> str:
-    if expires is None:
-        return "never"
-    left = expires - time.time()
-    return f"{date(expires)} ({f'in {_span(left)}' if left > 0 else f'{_span(-left)} ago'})"
-
-
-def _span(seconds: float) -> str:
-    days = int(seconds // DAY)
-    return f"{days} days" if days >= 2 else format_seconds(seconds)

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from nacl.signing import SigningKey
 
 from p2pkv.cli import models
 from p2pkv.cli.fetch import peer_lines
+from p2pkv.cli.keygen import passphrase_of
 from p2pkv.cli.options import DeviceOption, DtypeOption, HomeOption, JsonOption, ModelArgument, home_of, read_text
 from p2pkv.cli.output import Output, printable, reporting
+from p2pkv.cli.passphrase import PassphraseFileOption
 from p2pkv.cli.progress import FetchView, Moment, open_progress
 from p2pkv.formats.tensors import Dtype
+from p2pkv.store.grants import GrantFiles
+from p2pkv.store.home import HomeLayout
+from p2pkv.store.publisher_key import read_key_file
 from p2pkv.units import format_seconds, plural
 
 if TYPE_CHECKING:
@@ -36,6 +43,15 @@ def generate(
     patience: Annotated[
         float, typer.Option(min=1, max=86_400, help="Fetch for so many seconds, then compute the rest.")
     ] = 60.0,
+    verify: Annotated[
+        str,
+        typer.Option(
+            metavar="LEVEL",
+            help="What has to hold beyond the publisher's signature: signature (nothing more), sample or sample=N (N random "
+            "tokens, recomputed, are what was loaded) or full (everything is).",
+        ),
+    ] = "signature",
+    passphrase_file: PassphraseFileOption = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -51,8 +67,11 @@ def generate(
     """
     with reporting(as_json, interrupted="What arrived is kept: the same command uses it.") as output:
         from p2pkv.client.sync import Client
+        from p2pkv.client.verification import Verify
 
+        Verify.parse(verify)  # before a model is loaded
         text = read_text(prompt_file)
+        reader = _reader(home_of(home), passphrase_file)
         with Client(home_of(home)) as client:
             with open_progress(output) as show:
                 show(Moment(f"loading {model}"))
@@ -67,11 +86,27 @@ def generate(
                     ids,
                     shared=len(document) if shared else None,
                     patience_s=patience,
+                    verify=verify,
+                    reader=reader,
                     on_event=FetchView(show),
                 )
             answer, first_s = _answer(output, checkpoint, ids, prefill, max_new_tokens, started)
         took = time.monotonic() - started
         _report(output, checkpoint.text(answer), answer, prefill, first_s, took)
+
+
+def _reader(home: Path, passphrase_file: Path | None) -> SigningKey | None:
+    """Return the home's key where it has grants to open and a passphrase is on it that can be given.
+
+    Where it cannot, the prefill says so and computes. Raises WrongPassphraseError, UsageError.
+    """
+    path = HomeLayout(home).publisher_key
+    if not path.exists() or not any(True for _ in GrantFiles(home)):
+        return None
+    file = read_key_file(path)
+    if not file.encrypted or (passphrase_file is None and not sys.stdin.isatty()):
+        return None
+    return file.open(passphrase_of(passphrase_file))
 
 
 def _answer(
@@ -118,5 +153,7 @@ def _report(output: Output, text: str, answer: list[int], prefill: Prefill, firs
     )
     for line in peer_lines(dict(report.bytes_by_peer), dict(report.rate_by_peer)):
         output.note(line)
+    if report.verification is not None and report.verification.passed:
+        output.note(f"  {report.verification}")
     for refusal in report.refusals:
         output.note(f"  not used: {refusal['manifest']}: {refusal['message']} [{refusal['code']}] {refusal['advice']}")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -35,11 +36,15 @@ def import_car(
         path = file.expanduser().absolute()
         with Client(home_of(home)) as client, open_progress(output) as show:
             imported = client.import_car(path, on_event=FileView(show))
-        size, new = format_bytes(imported["bytes"]), format_bytes(imported["new_bytes"])
-        pairs = [
-            ("manifest", imported["manifest"]),
-            ("publisher", imported["publisher"]),
-            ("size", f"{plural(imported['tokens'], 'token')}, {size}, {new} of it were not here already"),
-        ]
         del imported["event"]
-        output.result(imported, fields(pairs))
+        output.result(imported, fields(imported_pairs(imported)))
+
+
+def imported_pairs(imported: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what the node's report of an import says, line by line."""
+    size, new = format_bytes(imported["bytes"]), format_bytes(imported["new_bytes"])
+    return [
+        ("manifest", imported["manifest"]),
+        ("publisher", imported["publisher"]),
+        ("size", f"{plural(imported['tokens'], 'token')}, {size}, {new} of it were not here already"),
+    ]

@@ -29,6 +29,9 @@ JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout, an error as JSON on stderr, and no progress.")
 ]
 ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="Checkpoint folder (config, safetensors, tokenizer).")]
+TextArgument = Annotated[Path, typer.Argument(metavar="TEXTFILE", help="UTF-8 text whose KV is to be shared.")]
+NameOption = Annotated[str | None, typer.Option(help="Model name for people. [default: the folder's name]")]
+ExpiresOption = Annotated[str | None, typer.Option(metavar="WHEN", help="12h, 30d, 2w or a date; never where not given.")]
 _TORCH_NAMES: Final = {"bfloat16": Dtype.BF16, "float16": Dtype.FP16, "float32": Dtype.FP32}
 
 

@@ -13,9 +13,11 @@ from p2pkv.cli.inspect import ArtifactArgument
 from p2pkv.cli.options import HomeOption, JsonOption, home_of
 from p2pkv.cli.output import Output, reporting
 from p2pkv.cli.progress import FetchView, Moment, open_progress
-from p2pkv.cli.trust import trust_file
 from p2pkv.errors import FetchIncompleteError, IntegrityError, NotFoundError, P2pkvError
 from p2pkv.formats.cid import Cid
+from p2pkv.formats.draft import NOBODY
+from p2pkv.store.home import HomeLayout
+from p2pkv.store.home_trust import HomeTrust
 from p2pkv.units import format_bytes, plural
 
 # A screenful; --json tells all of them.
@@ -35,8 +37,8 @@ def verify(
 ) -> None:
     """Check an artifact and its stored blocks.
 
-    Format, signature, tokens, the hash of every block that is stored here, expiry and trust. Tells each fault with its
-    code; the first one decides the exit status. Needs neither a network nor a daemon.
+    Format, signature, tokens, the hash of every block that is stored here, or in the CAR file, expiry and trust. Tells each
+    fault with its code; the first one decides the exit status. Needs neither a network nor a daemon.
 
     With --repair the p2pkv-node of this home fetches from its peers what is damaged or missing, and everything is checked
     once more.
@@ -44,7 +46,7 @@ def verify(
     \b
     Example:
       p2pkv verify bafyr4iabc... --repair
-      p2pkv verify book.envelope
+      p2pkv verify book.car
     """
     with reporting(as_json, interrupted="Nothing but damaged blocks was changed; run the command again.") as output:
         place = home_of(home)
@@ -66,7 +68,7 @@ def _check(output: Output, artifact: str, home: Path, *, or_none: bool = False) 
 
     try:
         with open_progress(output) as show:
-            return check(open_source(artifact, home), trust_file(home), show_segment)
+            return check(open_source(artifact, home), HomeTrust(HomeLayout(home)), show_segment)
     except _MENDABLE:
         if or_none:
             return None
@@ -88,7 +90,8 @@ def _lines(verdict: Verdict) -> list[str]:
     if len(verdict.faults) > _SHOWN_FAULTS:
         lines.append(f"       and {len(verdict.faults) - _SHOWN_FAULTS} more; --json lists all")
     if verdict.manifest is not None:
-        lines.append(f"signature  valid, of {verdict.manifest.publisher}")
+        signed = verdict.manifest.publisher != NOBODY
+        lines.append(f"signature  valid, of {verdict.manifest.publisher}" if signed else "signature  none yet")
         if not verdict.tokens_checked:
             lines.append("tokens     not checked: the block of the token ids is not stored here")
         if verdict.blocks:

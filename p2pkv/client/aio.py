@@ -21,6 +21,7 @@ from p2pkv.client.prefill import PrefillJob
 from p2pkv.client.publishing import Staged
 from p2pkv.client.report import Prefill
 from p2pkv.client.sync import Client, Listener, ignore
+from p2pkv.client.verification import Level
 from p2pkv.errors import P2pkvError
 from p2pkv.formats.cid import Cid
 from p2pkv.limits import TELL_PATIENCE_S
@@ -60,11 +61,14 @@ class AsyncClient:
         *,
         shared: int | None = None,
         patience_s: float = 60.0,
+        verify: str = Level.SIGNATURE,
+        reader: SigningKey | None = None,
         on_event: Listener = ignore,
     ) -> Prefill:
         """Return a cache for ``token_ids``; see :meth:`Client.prefill`. The model must not be used meanwhile."""
         run = anyio.to_thread.run_sync
-        job = await run(partial(PrefillJob, model, token_ids, home=self.home, shared=shared, patience_s=patience_s))
+        make = partial(PrefillJob, home=self.home, shared=shared, patience_s=patience_s, verify=verify, reader=reader)
+        job = await run(partial(make, model, token_ids))
         for _ in range(2):
             try:
                 async with aclosing(self._stream(job.call())) as events:
@@ -90,6 +94,8 @@ class AsyncClient:
         model_name: str | None = None,
         licence: str = "",
         expires: int | None = None,
+        sequence: int | None = None,
+        namespace: bytes | None = None,
         on_progress: Callable[[int, int], None] = lambda done, total: None,
         on_event: Listener = ignore,
     ) -> Staged:
@@ -104,11 +110,34 @@ class AsyncClient:
                     model_name=model_name,
                     licence=licence,
                     expires=expires,
+                    sequence=sequence,
+                    namespace=namespace,
                     on_progress=on_progress,
                     on_event=on_event,
                 )
 
         return await anyio.to_thread.run_sync(work)
+
+    async def renew(
+        self,
+        manifest: Cid,
+        key: SigningKey,
+        *,
+        expires: int | None = None,
+        sequence: int | None = None,
+        on_event: Listener = ignore,
+    ) -> Cid:
+        """Sign once more and share; see :meth:`Client.renew`. A worker thread calls ``on_event``."""
+
+        def work() -> Cid:
+            with Client(self.home) as client:
+                return client.renew(manifest, key, expires=expires, sequence=sequence, on_event=on_event)
+
+        return await anyio.to_thread.run_sync(work)
+
+    async def announce(self, manifest: Cid) -> int:
+        """Announce a stored artifact again now, and return how many keys it has; see :meth:`Client.announce`."""
+        return int((await self._call(calls.announce(manifest)))["keys"])
 
     # --- artifacts -----------------------------------------------------------------------------------------------------
 
@@ -172,16 +201,16 @@ class AsyncClient:
         return found
 
     async def trust_list(self) -> list[dict[str, Any]]:
-        """Return the trusted publishers."""
-        publishers: list[dict[str, Any]] = (await self._call(calls.TRUST_LIST))["publishers"]
-        return publishers
+        """Return the rules about publishers, in the order they were added."""
+        rules: list[dict[str, Any]] = (await self._call(calls.TRUST_LIST))["rules"]
+        return rules
 
     async def trust_add(self, did: str, note: str = "") -> bool:
-        """Trust a publisher; return whether that is news. Raises FormatError for what is no did:key."""
+        """Trust all that a publisher signs; return whether that is news. Raises UsageError for what is no did:key."""
         return bool((await self._call(calls.trust_add(did, note)))["added"])
 
     async def trust_remove(self, did: str) -> bool:
-        """Stop trusting a publisher; return whether it was trusted."""
+        """Take away all rules about a publisher; return whether there were any."""
         return bool((await self._call(calls.trust_remove(did)))["removed"])
 
     async def pins(self) -> list[dict[str, Any]]:

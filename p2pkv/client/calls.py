@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from collections.abc import Mapping
@@ -12,8 +13,9 @@ from typing import Any, Final
 import httpx
 
 from p2pkv.artifact.slice import Slice
-from p2pkv.errors import DaemonUnreachableError, P2pkvError, UsageError, error_from_dict
+from p2pkv.errors import DaemonUnreachableError, FormatError, P2pkvError, UsageError, error_from_dict
 from p2pkv.formats.cid import Cid
+from p2pkv.formats.envelope import Envelope
 from p2pkv.limits import MAX_CODED_BLOCK_BYTES, MAX_FILE_OFFSET
 from p2pkv.store.home import HomeLayout
 from p2pkv.store.location import Location, is_pack
@@ -52,6 +54,10 @@ def publish(staging: str, manifest: Cid) -> Call:
     return Call("POST", "/v1/publish", {"staging": staging, "manifest": str(manifest)})
 
 
+def announce(manifest: Cid) -> Call:
+    return Call("POST", "/v1/announce", {"manifest": str(manifest)})
+
+
 def import_car(file: Path) -> Call:
     return Call("POST", "/v1/import", {"path": _path(file)})
 
@@ -68,7 +74,7 @@ def _path(file: Path) -> str:
         raise UsageError("the name of the file is not UTF-8", advice="Give it another name.") from None
 
 
-def fetch_manifest(manifest: Cid, patience_s: float, wanted: Slice, *, in_order: bool) -> Call:
+def fetch_manifest(manifest: Cid, patience_s: float, wanted: Slice, *, in_order: bool, impatient: bool = False) -> Call:
     body: dict[str, Any] = {"manifest": str(manifest), "patience_s": patience_s}
     if wanted.segments is not None:
         body["segments"] = wanted.segments
@@ -76,15 +82,17 @@ def fetch_manifest(manifest: Cid, patience_s: float, wanted: Slice, *, in_order:
         body["layers"] = [wanted.layers.start, wanted.layers.stop]
     if in_order:
         body["in_order"] = True
+    if impatient:
+        body["impatient"] = True
     return Call("POST", "/v1/fetch", body)
 
 
 def trust_add(did: str, note: str) -> Call:
-    return Call("POST", "/v1/trust", {"did": did, "note": note})
+    return Call("POST", "/v1/trust", {"publisher": did, "note": note})
 
 
 def trust_remove(did: str) -> Call:
-    return Call("DELETE", "/v1/trust", {"did": did})
+    return Call("DELETE", "/v1/trust", {"publisher": did})
 
 
 def pin(name: str, manifest: Cid) -> Call:
@@ -135,6 +143,15 @@ def read_answer(response: httpx.Response) -> dict[str, Any]:
         error = body.get("error")
         raise error_from_dict(error if isinstance(error, dict) else {"message": f"the daemon answered {response.status_code}"})
     return body
+
+
+def read_envelope(answer: Mapping[str, Any]) -> Envelope:
+    """Return the envelope of an answer about an artifact. Raises FormatError."""
+    try:
+        data = base64.b64decode(answer["envelope"], validate=True)
+    except (KeyError, TypeError, ValueError):
+        raise FormatError("the daemon did not tell the artifact's envelope", advice=_SAME_VERSION) from None
+    return Envelope.decode(data)
 
 
 def read_event(line: str) -> dict[str, Any] | None:

@@ -13,20 +13,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from p2pkv.artifact.read import Artifact, check_model, decode_block, open_manifest
-from p2pkv.client.calls import Call, read_locations
+from nacl.signing import SigningKey
+
+from p2pkv.artifact.granting import Granted, check_granter
+from p2pkv.artifact.read import Artifact, check_model, open_manifest
+from p2pkv.artifact.slice import Slice
+from p2pkv.client.calls import Call, fetch_manifest, read_locations
+from p2pkv.client.granted import find_granted
 from p2pkv.client.report import Prefill, PrefillReport
+from p2pkv.client.verification import Level, Verification, Verify, recompute_all, sample
 from p2pkv.errors import CacheMismatchError, IntegrityError, NotFoundError, P2pkvError, UsageError
 from p2pkv.formats.cid import Cid
 from p2pkv.formats.envelope import Envelope
 from p2pkv.keys import encode_tokens
-from p2pkv.limits import MAX_CODED_BLOCK_BYTES
+from p2pkv.limits import MAX_CODED_BLOCK_BYTES, SEGMENT_TOKENS
 from p2pkv.store.home import HomeLayout
 from p2pkv.store.location import Location, read_located
 from p2pkv.store.stored_blocks import damaged
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import DynamicCache, PreTrainedModel
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +44,15 @@ class PrefillJob:
     """
 
     def __init__(
-        self, model: PreTrainedModel, token_ids: Sequence[int], *, home: Path, shared: int | None, patience_s: float
+        self,
+        model: PreTrainedModel,
+        token_ids: Sequence[int],
+        *,
+        home: Path,
+        shared: int | None,
+        patience_s: float,
+        verify: str = Level.SIGNATURE,
+        reader: SigningKey | None = None,
     ) -> None:
         from p2pkv.connectors.hf import api as hf  # torch is imported only where a model is in use
 
@@ -47,6 +61,9 @@ class PrefillJob:
         encode_tokens(token_ids)  # raises for one that is no u32
         if shared is not None and not 0 < shared <= len(token_ids):
             raise UsageError(f"a shared part of {shared} tokens in a prompt of {len(token_ids)}")
+        self._verify = Verify.parse(verify)
+        if self._verify.level is Level.SAMPLE:
+            hf.check_recomputable(model)
         self._hf = hf
         self._started = time.perf_counter()
         self._times: dict[str, float] = {}
@@ -69,13 +86,36 @@ class PrefillJob:
         self._written: set[int] = set()
         self._fetched: dict[str, Any] = {}
         self._hit = 0
+        self._verification: Verification | None = None
+        self._refused: list[dict[str, str]] = []  # by us, after the daemon had accepted it
         self._miss: str | None = None
         self._tokens_per_s: float | None = None
         self.damaged = False
         """A block that the daemon verified was damaged when it was read here: fetching again will mend it."""
+        self._granted: Granted | None = None
+        self._withheld: P2pkvError | None = None
+        try:
+            self._granted = find_granted(home, self._model_id, self._token_ids, time.time(), reader)
+        except P2pkvError as error:
+            self._withheld = error
 
     def call(self) -> Call:
+        """Return what asks the daemon for the prompt, or for the private artifact that gives most of it.
+
+        A prompt that begins as a private text is never looked up by its chain keys: whoever can guess a text can tell by them
+        who has it. Raises why there is nothing to ask for in that case.
+        """
         self._mark("asked_s")
+        if self._withheld is not None:
+            raise self._withheld
+        if (granted := self._granted) is not None:
+            segments = -(-granted.usable_tokens(self._token_ids, self._shared) // SEGMENT_TOKENS)
+            if not segments:
+                raise NotFoundError(
+                    f"the private artifact {granted.grant.manifest} gives no whole segment of the prompt",
+                    advice="It is computed here: a private text is not looked up.",
+                )
+            return fetch_manifest(granted.grant.manifest, self._patience_s, Slice(segments), in_order=False, impatient=True)
         body = {
             "model_id": self._model_id.hex(),
             "dtype": self._geometry.dtype.value,
@@ -145,7 +185,13 @@ class PrefillJob:
                 self.fail(error)
                 hit, shared = 0, self._shared
         self._mark("loaded_s")
-        steps = hf.canonical_steps(len(self._token_ids), start=hit, shared=shared)
+        start = hit
+        if hit and self._artifact is not None and self._verify.level is not Level.SIGNATURE:
+            cache, start = self._check_values(self._artifact, cache)
+            hit = hit if self._verification is not None and self._verification.passed else 0
+            shared = shared if start else self._shared
+            self._mark("verified_s")
+        steps = hf.canonical_steps(len(self._token_ids), start=start, shared=shared)
         if len(steps) > 1:
             pace = hf.Pace(model, steps[:-1])
             hf.prefill(model, self._token_ids, cache, steps[:-1], pace)
@@ -162,7 +208,7 @@ class PrefillJob:
             "model_id": self._model_id.hex(),
             "device": self._model.device.type,
             "hit_tokens": self._hit,
-            "loading_s": self._times["loaded_s"],
+            "loading_s": self._times.get("verified_s", self._times["loaded_s"]),
             "tokens_per_s": self._tokens_per_s,
         }
         return Call("POST", "/v1/prefills", body)
@@ -180,7 +226,11 @@ class PrefillJob:
         if manifest.layers != self._geometry.layers:
             raise CacheMismatchError(f"the layers of {manifest.model_name[:64]!r} are not those of this model")
         token_block = bytes(self._read(manifest.tokens.cid)) if manifest.tokens.cid is not None else None
-        artifact = open_manifest(cid, manifest, token_block)
+        key: bytes | None = None
+        if self._granted is not None and self._granted.grant.manifest == cid:
+            check_granter(self._granted.grant, manifest)
+            key = self._granted.artifact_key
+        artifact = open_manifest(cid, manifest, token_block, artifact_key=key)
         hit = artifact.usable_prefix(self._token_ids, self._shared)
         if hit:
             self._artifact = artifact
@@ -201,10 +251,28 @@ class PrefillJob:
             raise CacheMismatchError(f"segment {index} goes beyond the {buffer.tokens} tokens that the prompt shares")
         for layer, blocks in enumerate(segment.layers):
             for block in blocks:
-                data = decode_block(block, segment.codec, self._read(block.cid))
+                data = artifact.decode_block(index, layer, block, self._read(block.cid))
                 buffer.write(layer, block.part, segment.start, segment.end, data)
         self._written.add(index)
         self._mark("first_segment_s")
+
+    def _check_values(self, artifact: Artifact, cache: DynamicCache) -> tuple[DynamicCache, int]:
+        """Verify what was loaded beyond its signature; return the cache to go on with, and how many tokens it holds."""
+        loaded = cache.get_seq_length()
+        computed: DynamicCache | None = None
+        if self._verify.level is Level.SAMPLE:
+            found = sample(self._model, self._token_ids, cache, artifact, self._verify.positions)
+        else:
+            found, computed = recompute_all(self._model, self._token_ids, cache, artifact)
+        self._verification = found
+        if found.passed:
+            return cache, loaded
+        error = found.error()
+        self.fail(error)
+        self._refused.append(
+            {"manifest": str(artifact.cid), "code": error.code, "message": error.message, "advice": error.advice}
+        )
+        return (computed, loaded) if computed is not None else (self._hf.open_cache(self._model), 0)
 
     def _read(self, cid: Cid) -> memoryview:
         """Return the verified bytes of a block, good until the next call. Raises NotFoundError, IntegrityError, StoreError."""
@@ -223,7 +291,7 @@ class PrefillJob:
 
     def _report(self, hit: int) -> PrefillReport:
         fetched = self._fetched
-        refusals = fetched.get("refusals", [])
+        refusals = [*fetched.get("refusals", []), *self._refused]
         miss = self._miss
         if miss is None and refusals:
             miss = "{message} [{code}] {advice}".format_map(refusals[0])
@@ -244,5 +312,6 @@ class PrefillJob:
             peers_dropped=tuple(fetched.get("peers_dropped", ())),
             refusals=tuple(refusals),
             tokens_per_s=self._tokens_per_s,
+            verification=self._verification,
             times={**self._times, **network},
         )

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from p2pkv.client.verification import Verification
 from p2pkv.units import format_bytes, format_seconds, plural
 
 
@@ -15,7 +16,8 @@ class PrefillReport:
 
     ``manifest`` is the CID of the artifact that was used, if any; ``miss`` says why there was no hit. ``refusals`` are the
     manifests that were found and not used, each with ``manifest``, ``code``, ``message`` and ``advice``. ``tokens_per_s`` is
-    how fast this machine computed, where enough was computed to tell.
+    how fast this machine computed, where enough was computed to tell. ``verification`` is what a check beyond the signature
+    found, where one was asked for and something was there to check.
     """
 
     prompt_tokens: int
@@ -30,6 +32,7 @@ class PrefillReport:
     peers_dropped: Sequence[str] = ()
     refusals: Sequence[Mapping[str, Any]] = ()
     tokens_per_s: float | None = None
+    verification: Verification | None = None
     times: Mapping[str, float] = field(default_factory=dict)
 
     @property

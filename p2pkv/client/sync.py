@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -13,6 +14,7 @@ import httpx
 from nacl.signing import SigningKey
 
 from p2pkv.artifact.build import Terms
+from p2pkv.artifact.signing import renewed
 from p2pkv.artifact.slice import Slice
 from p2pkv.client import calls
 from p2pkv.client.calls import Call
@@ -20,11 +22,14 @@ from p2pkv.client.lease import Lease
 from p2pkv.client.prefill import PrefillJob
 from p2pkv.client.publishing import Staged, stage_artifact
 from p2pkv.client.report import Prefill
+from p2pkv.client.verification import Level
 from p2pkv.errors import P2pkvError
 from p2pkv.formats.cid import Cid
 from p2pkv.formats.did import encode_did
 from p2pkv.limits import TELL_PATIENCE_S
+from p2pkv.store.grants import GrantFiles
 from p2pkv.store.home import HomeLayout, default_home
+from p2pkv.store.sequence import sequence_at
 from p2pkv.store.staging import open_staging
 
 if TYPE_CHECKING:
@@ -69,14 +74,20 @@ class Client:
         *,
         shared: int | None = None,
         patience_s: float = 60.0,
+        verify: str = Level.SIGNATURE,
+        reader: SigningKey | None = None,
         on_event: Listener = ignore,
     ) -> Prefill:
         """Return a cache for ``token_ids``, loaded from peers as far as it is published and computed locally from there.
 
         ``shared`` is the length of the part that others share (a document before a question), where the caller knows it.
-        ``on_event`` hears the daemon's progress. Raises ModelUnsupportedError, UsageError; never for what peers do.
+        ``verify`` says what has to hold beyond hashes, signature and trust before anything is loaded: ``signature`` (nothing
+        more), ``sample`` or ``sample=64`` (so many random positions, recomputed, are what was loaded), ``full`` (everything
+        is). What fails is computed locally, and the report says why.
+        ``reader`` opens what this home was granted, where the home's own key is under a passphrase. ``on_event`` hears the
+        daemon's progress. Raises ModelUnsupportedError, UsageError; never for what peers do.
         """
-        job = PrefillJob(model, token_ids, home=self.home, shared=shared, patience_s=patience_s)
+        job = PrefillJob(model, token_ids, home=self.home, shared=shared, patience_s=patience_s, verify=verify, reader=reader)
         for _ in range(2):  # a second time only for a block that rotted between the daemon's check and ours
             try:
                 for event in self._stream(job.call(), meanwhile=job.prepare):
@@ -101,22 +112,59 @@ class Client:
         model_name: str | None = None,
         licence: str = "",
         expires: int | None = None,
+        sequence: int | None = None,
+        namespace: bytes | None = None,
         on_progress: Callable[[int, int], None] = lambda done, total: None,
         on_event: Listener = ignore,
     ) -> Staged:
         """Compute the KV of ``token_ids``, sign it with ``key`` and let the daemon serve and announce it.
 
-        ``expires`` is in seconds since the epoch. ``on_progress`` hears of tokens that are computed, ``on_event`` how the
-        daemon takes them over. Raises ModelUnsupportedError, UsageError, DiskFullError.
+        ``expires`` is in seconds since the epoch. ``sequence`` orders the publisher's manifests: by default the clock gives
+        it, :func:`p2pkv.store.sequence.next_sequence` keeps them beside a key file. With a ``namespace`` (32 secret bytes) the
+        artifact is private: who may read it is granted afterwards. ``on_progress`` hears of tokens that are computed,
+        ``on_event`` how the daemon takes them over. Raises ModelUnsupportedError, UsageError, DiskFullError.
         """
         calls.socket_of(self.home)  # before minutes of computing
-        now = int(time.time())
-        # Seconds order a publisher's manifests well enough, and need no counter that could be lost.
-        terms = Terms(encode_did(bytes(key.verify_key)), sequence=now, created=now, expires=expires, licence=licence)
+        now = time.time()
+        number = sequence if sequence is not None else sequence_at(now)
+        terms = Terms(encode_did(bytes(key.verify_key)), number, int(now), expires, licence)
         with open_staging(self.home) as staging:
-            staged = stage_artifact(model, token_ids, key, terms, staging, model_name=model_name, on_progress=on_progress)
+            stage = partial(stage_artifact, model, token_ids, key, terms, staging)
+            staged = stage(model_name=model_name, namespace=namespace, on_progress=on_progress)
+            if staged.grant is not None:
+                GrantFiles(self.home).add(staged.grant.encode())  # before anybody has what nobody could open any more
             self._report(calls.publish(staged.name, staged.manifest), on_event)
         return staged
+
+    def renew(
+        self,
+        manifest: Cid,
+        key: SigningKey,
+        *,
+        expires: int | None = None,
+        sequence: int | None = None,
+        on_event: Listener = ignore,
+    ) -> Cid:
+        """Sign a stored artifact once more, with another expiry, let the daemon share it, and return the new manifest CID.
+
+        Its blocks and its licence stay; nothing is computed. ``expires`` and ``sequence`` are as in :meth:`publish`. Raises
+        NotFoundError, FetchIncompleteError where it is not whole, ManifestError for another's key, UsageError for a sequence
+        number that is not higher than that of the old manifest, or a private artifact.
+        """
+        now = time.time()
+        number = sequence if sequence is not None else sequence_at(now)
+        envelope = renewed(calls.read_envelope(self.artifact(manifest)), key, number, int(now), expires)
+        with open_staging(self.home) as staging:
+            staging.write(envelope.cid, envelope.encode())
+            self._report(calls.publish(staging.name, envelope.cid), on_event)
+        return envelope.cid
+
+    def announce(self, manifest: Cid) -> int:
+        """Announce a stored artifact again now, and return how many keys it has.
+
+        Raises NotFoundError, FetchIncompleteError.
+        """
+        return int(self._call(calls.announce(manifest))["keys"])
 
     # --- artifacts -----------------------------------------------------------------------------------------------------
 
@@ -195,16 +243,16 @@ class Client:
         return found
 
     def trust_list(self) -> list[dict[str, Any]]:
-        """Return the trusted publishers."""
-        publishers: list[dict[str, Any]] = self._call(calls.TRUST_LIST)["publishers"]
-        return publishers
+        """Return the rules about publishers, in the order they were added."""
+        rules: list[dict[str, Any]] = self._call(calls.TRUST_LIST)["rules"]
+        return rules
 
     def trust_add(self, did: str, note: str = "") -> bool:
-        """Trust a publisher; return whether that is news. Raises FormatError for what is no did:key."""
+        """Trust all that a publisher signs; return whether that is news. Raises UsageError for what is no did:key."""
         return bool(self._call(calls.trust_add(did, note))["added"])
 
     def trust_remove(self, did: str) -> bool:
-        """Stop trusting a publisher; return whether it was trusted."""
+        """Take away all rules about a publisher; return whether there were any."""
         return bool(self._call(calls.trust_remove(did))["removed"])
 
     def pins(self) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from p2pkv.artifact.match import Match
 from p2pkv.errors import P2pkvError, ProtocolError
 from p2pkv.exchange.messages import (
     TOKEN_BYTES,
+    AskStatements,
     Block,
     BulkClosed,
     BulkOffered,
@@ -29,21 +30,26 @@ from p2pkv.exchange.messages import (
     Message,
     MessageType,
     Query,
+    Statements,
     WantBlocks,
     encode,
     encode_cid_lists,
 )
 from p2pkv.formats.cid import Cid
 from p2pkv.formats.hashing import DIGEST_BYTES
-from p2pkv.limits import MAX_UNSENT_BYTES, MAX_WANTS_PER_PEER
+from p2pkv.limits import MAX_CONTROL_BYTES, MAX_STATEMENTS, MAX_UNSENT_BYTES, MAX_WANTS_PER_PEER
 
 BULK: Final = "bulk"
 """Feature name of a side that can use the bulk lane."""
+
+# Of an answer with statements, what is not statements: the fields, and a head of five bytes for each.
+_ANSWER_OVERHEAD_BYTES: Final = 128
 
 FROM_PROVIDER: Final = frozenset(
     {
         MessageType.HELLO,
         MessageType.MATCHES,
+        MessageType.STATEMENTS,
         MessageType.BLOCK,
         MessageType.DONT_HAVE,
         MessageType.HAVE,
@@ -55,6 +61,7 @@ FROM_CONSUMER: Final = frozenset(
     {
         MessageType.HELLO,
         MessageType.QUERY,
+        MessageType.ASK_STATEMENTS,
         MessageType.WANT,
         MessageType.CANCEL,
         MessageType.BULK_REQUEST,
@@ -118,6 +125,7 @@ class ConsumerConnection(_Connection):
         super().__init__(agent, features, FROM_PROVIDER)
         self._requests = 0
         self._open_queries: set[int] = set()
+        self._open_asks: set[int] = set()
         self._open_bulk_requests = 0
         self._wanted: set[Cid] = set()
         # Each want entitles the provider to one answer. What was cancelled, or asked again after a lane broke, may have been
@@ -129,6 +137,13 @@ class ConsumerConnection(_Connection):
         self._requests += 1
         self._open_queries.add(self._requests)
         self._send(Query(self._requests, tuple(keys)))
+        return self._requests
+
+    def ask_statements(self, publisher: bytes, known: Sequence[Cid]) -> int:
+        """Ask what the publisher with this 32-byte key says beyond ``known``; return the request's number."""
+        self._requests += 1
+        self._open_asks.add(self._requests)
+        self._send(AskStatements(self._requests, publisher, tuple(known[:MAX_STATEMENTS])))
         return self._requests
 
     def want(self, cids: Sequence[Cid]) -> None:
@@ -172,6 +187,10 @@ class ConsumerConnection(_Connection):
                 if request not in self._open_queries:
                     raise ProtocolError(f"an answer to query {request}, which was not asked")
                 self._open_queries.discard(request)
+            case Statements(request, _):
+                if request not in self._open_asks:
+                    raise ProtocolError(f"statements for request {request}, which was not made")
+                self._open_asks.discard(request)
             case BulkOffered():
                 if not self._open_bulk_requests:
                     raise ProtocolError("an offer of a bulk lane, which was not asked for")
@@ -213,7 +232,7 @@ class ProviderConnection(_Connection):
             case Cancel(cids):
                 for cid in cids:
                     self._lacking.pop(cid, None)
-            case Query() | BulkRequest():
+            case Query() | AskStatements() | BulkRequest():
                 self._check_unsent()
             case _:
                 pass
@@ -224,6 +243,16 @@ class ProviderConnection(_Connection):
 
     def answer(self, request: int, matches: Sequence[Match]) -> None:
         self._send(Matches(request, tuple(matches)))
+
+    def tell_statements(self, request: int, statements: Sequence[bytes]) -> None:
+        """Answer with as many of ``statements`` as one message holds; who knows these can ask for the rest."""
+        fitting: list[bytes] = []
+        room = MAX_CONTROL_BYTES - _ANSWER_OVERHEAD_BYTES
+        for data in statements[:MAX_STATEMENTS]:
+            if len(data) <= room:
+                room -= len(data)
+                fitting.append(data)
+        self._send(Statements(request, tuple(fitting)))
 
     def dont_have(self, cids: Sequence[Cid]) -> None:
         """Say that ``cids`` are not here, and remember to push a have when they come."""

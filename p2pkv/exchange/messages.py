@@ -16,6 +16,7 @@ from p2pkv.artifact.match import Match
 from p2pkv.errors import FormatError, ProtocolError
 from p2pkv.formats import dagcbor
 from p2pkv.formats.cid import CID_BYTES, Cid
+from p2pkv.formats.did import PUBLIC_KEY_BYTES
 from p2pkv.formats.fields import Fields
 from p2pkv.formats.hashing import DIGEST_BYTES
 from p2pkv.limits import (
@@ -27,6 +28,8 @@ from p2pkv.limits import (
     MAX_QUERY_KEYS,
     MAX_QUERY_MATCHES,
     MAX_SEGMENTS,
+    MAX_STATEMENT_BYTES,
+    MAX_STATEMENTS,
     MAX_WANTS_PER_MESSAGE,
 )
 
@@ -44,6 +47,8 @@ class MessageType(IntEnum):
     HELLO = 0x01
     QUERY = 0x10
     MATCHES = 0x11
+    ASK_STATEMENTS = 0x12
+    STATEMENTS = 0x13
     WANT = 0x20
     BLOCK = 0x21
     DONT_HAVE = 0x22
@@ -77,6 +82,23 @@ class Matches:
 
     request: int
     matches: tuple[Match, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AskStatements:
+    """What does the publisher with this 32-byte key say of itself, beyond the statements ``known``?"""
+
+    request: int
+    publisher: bytes
+    known: tuple[Cid, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Statements:
+    """Answer to :class:`AskStatements`: signed statements as they are encoded, which nobody has verified yet."""
+
+    request: int
+    statements: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +162,8 @@ Message: TypeAlias = (
     Hello
     | Query
     | Matches
+    | AskStatements
+    | Statements
     | WantBlocks
     | Block
     | DontHave
@@ -178,6 +202,12 @@ def encode(message: Message) -> bytes:
                 {"manifest": m.manifest, "matched": m.matched, "segments": m.segments, "held": m.held} for m in message.matches
             ]
             return _cbor_frame(MessageType.MATCHES, {"request": message.request, "matches": matches})
+        case AskStatements():
+            known: list[dagcbor.Value] = [*message.known]
+            ask: dagcbor.Value = {"request": message.request, "publisher": message.publisher, "known": known}
+            return _cbor_frame(MessageType.ASK_STATEMENTS, ask)
+        case Statements():
+            return _cbor_frame(MessageType.STATEMENTS, {"request": message.request, "statements": list(message.statements)})
         case Block():
             return block_header(message.cid, len(message.data)) + message.data
         case BulkRequest():
@@ -300,6 +330,22 @@ def _decode_map(kind: MessageType, fields: Fields) -> Message:
         case MessageType.MATCHES:
             request = fields.integer("request", 0, _MAX_REQUEST_ID)
             return Matches(request, tuple(_match(item) for item in fields.maps("matches", MAX_QUERY_MATCHES)))
+        case MessageType.ASK_STATEMENTS:
+            known = fields.items("known", MAX_STATEMENTS)
+            if not all(isinstance(cid, Cid) for cid in known):
+                raise FormatError("a known statement is not named by its CID")
+            return AskStatements(
+                fields.integer("request", 0, _MAX_REQUEST_ID),
+                fields.fixed_bytes("publisher", PUBLIC_KEY_BYTES),
+                tuple(cid for cid in known if isinstance(cid, Cid)),
+            )
+        case MessageType.STATEMENTS:
+            statements = fields.items("statements", MAX_STATEMENTS)
+            if not all(isinstance(data, bytes) and len(data) <= MAX_STATEMENT_BYTES for data in statements):
+                raise FormatError(f"a statement is not a byte string of at most {MAX_STATEMENT_BYTES} bytes")
+            return Statements(
+                fields.integer("request", 0, _MAX_REQUEST_ID), tuple(data for data in statements if isinstance(data, bytes))
+            )
         case MessageType.BULK_OFFER:
             return BulkOffered(
                 fields.integer("port", 0, 65_535),

@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from nacl.exceptions import BadSignatureError
-from nacl.signing import SigningKey, VerifyKey
+from nacl.signing import SigningKey
 
 from p2pkv.errors import ManifestError, SignatureError
 from p2pkv.formats import dagcbor
@@ -17,6 +16,7 @@ from p2pkv.formats.cid import Cid
 from p2pkv.formats.did import PUBLIC_KEY_BYTES, encode_did
 from p2pkv.formats.fields import Fields
 from p2pkv.formats.manifest import Manifest
+from p2pkv.formats.signature import verifies
 from p2pkv.limits import MAX_NODE_BYTES
 
 KIND: Final = "p2pkv/envelope"
@@ -71,10 +71,8 @@ class Envelope:
 
         Nothing of the payload is looked at before its signature is known to be good.
         """
-        try:
-            VerifyKey(self.key).verify(DOMAIN + self.payload, self.signature)
-        except BadSignatureError:
-            raise SignatureError("the manifest's signature does not verify") from None
+        if not verifies(self.key, DOMAIN + self.payload, self.signature):
+            raise SignatureError("the manifest's signature does not verify")
         manifest = Manifest.decode(self.payload)
         if manifest.publisher != encode_did(self.key):
             raise SignatureError(f"the manifest names {manifest.publisher} but another key signed it")

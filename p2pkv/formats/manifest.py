@@ -12,6 +12,7 @@ from p2pkv.formats.cid import Cid, Codec
 from p2pkv.formats.did import decode_did
 from p2pkv.formats.fields import Fields
 from p2pkv.formats.hashing import DIGEST_BYTES
+from p2pkv.formats.sealing import SEAL_BYTES
 from p2pkv.formats.tensors import Dtype, LayerGeometry, LayerKind
 from p2pkv.limits import MAX_INLINE_TOKEN_BYTES, MAX_LAYERS, MAX_SEGMENTS, MAX_TEXT_BYTES, MAX_TOKENS, SEGMENT_TOKENS
 
@@ -23,7 +24,7 @@ VERSION: Final = 1
 class Tokens:
     """The token sequence: its count, the digest of its u32 little endian bytes, and the ids inline or in a block.
 
-    One of ``inline`` and ``cid`` is given in a public artifact, neither in a private one, and never both.
+    In a private artifact the digest is keyed and the ids are sealed, wherever they stand. Both are never given.
     """
 
     count: int
@@ -38,6 +39,7 @@ class Manifest:
 
     Times are seconds since the epoch, UTC. ``sequence`` orders a publisher's manifests; clocks only expire them.
     ``producer`` describes the stack (versions, processor) as text by name. ``extra`` holds fields of later versions.
+    ``segment_keys`` are the sealed keys of a private artifact, and ``None`` in a public one.
     """
 
     model_id: bytes
@@ -56,13 +58,25 @@ class Manifest:
     producer: Mapping[str, str] = field(default_factory=dict)
     tokenizer: bytes | None = None
     aliases: Mapping[str, bytes] = field(default_factory=dict)
+    segment_keys: bytes | None = None
     extra: Mapping[str, dagcbor.Value] = field(default_factory=dict)
+
+    @property
+    def private(self) -> bool:
+        """Whether token ids, chain keys and blocks are sealed (``docs/spec/private.md``)."""
+        return self.segment_keys is not None
+
+    @property
+    def token_bytes(self) -> int:
+        """How many bytes the token ids take as they are given, sealed or not."""
+        return 4 * self.tokens.count + (SEAL_BYTES if self.private else 0)
 
     def encode(self) -> bytes:
         """Return the bytes that the envelope signs."""
         return dagcbor.encode(
             {
                 **self.extra,
+                **({"segment_keys": self.segment_keys} if self.segment_keys is not None else {}),
                 "kind": KIND,
                 "version": VERSION,
                 "model": {"id": self.model_id, "name": self.model_name},
@@ -114,6 +128,7 @@ class Manifest:
             producer=_texts(fields.map("producer")),
             tokenizer=fields.optional_fixed_bytes("tokenizer", DIGEST_BYTES),
             aliases=_aliases(fields.map("aliases")),
+            segment_keys=fields.optional_bytes_up_to("segment_keys", MAX_SEGMENTS * DIGEST_BYTES + SEAL_BYTES),
             extra=fields.rest(),
         )
         model.end()
@@ -123,7 +138,19 @@ class Manifest:
         expected = -(-manifest.tokens.count // SEGMENT_TOKENS)
         if len(manifest.segments) != expected:
             raise ManifestError(f"{manifest.tokens.count} tokens take {expected} segments, not {len(manifest.segments)}")
+        inline = manifest.tokens.inline
+        if inline is not None and (len(inline) != manifest.token_bytes or 4 * manifest.tokens.count > MAX_INLINE_TOKEN_BYTES):
+            raise ManifestError(f"the inline token ids are not exactly {manifest.tokens.count} u32")
+        if manifest.segment_keys is not None:
+            _check_private(manifest, manifest.segment_keys)
         return manifest
+
+
+def _check_private(manifest: Manifest, segment_keys: bytes) -> None:
+    if len(segment_keys) != len(manifest.segments) * DIGEST_BYTES + SEAL_BYTES:
+        raise ManifestError(f"the sealed segment keys are not those of {len(manifest.segments)} segments")
+    if manifest.aliases:
+        raise ManifestError("a private artifact lists keys of other engines, which are hashes of its text")
 
 
 def _layer(fields: Fields) -> LayerGeometry:
@@ -138,14 +165,12 @@ def _tokens(fields: Fields) -> Tokens:
     tokens = Tokens(
         fields.integer("count", 1, MAX_TOKENS),
         fields.fixed_bytes("digest", DIGEST_BYTES),
-        fields.optional_bytes_up_to("inline", MAX_INLINE_TOKEN_BYTES),
+        fields.optional_bytes_up_to("inline", MAX_INLINE_TOKEN_BYTES + SEAL_BYTES),
         fields.optional_link("cid"),
     )
     fields.end()
     if tokens.inline is not None and tokens.cid is not None:
         raise ManifestError("the token ids are given twice, inline and by CID")
-    if tokens.inline is not None and len(tokens.inline) != 4 * tokens.count:
-        raise ManifestError(f"the inline token ids are not exactly {tokens.count} u32")
     if tokens.cid is not None and tokens.cid.codec is not Codec.RAW:
         raise ManifestError("the token ids are not in a raw block")
     return tokens

@@ -69,7 +69,8 @@ class BlockPart:
     size: int
 
 
-@lru_cache(maxsize=1024)
+# A model has a handful of these, and a publisher who lies may make each of them 2,048 parts long.
+@lru_cache(maxsize=64)
 def layer_parts(geometry: LayerGeometry, tokens: int, dtype: Dtype) -> tuple[BlockPart, ...]:
     """Return the blocks of one layer over ``tokens`` tokens, in canonical order: there is one way to cut a layer.
 

@@ -53,6 +53,14 @@ class Announcer:
             self._keys[key] = _Key()
             self._schedule(key, now)
 
+    def repeat(self, key: bytes, now: float) -> None:
+        """Announce ``key`` as soon as the pace allows, also where its turn is later; one under way is not asked for twice."""
+        state = self._keys.get(key)
+        if state is None:
+            self.add(key, now)
+        elif state.turn is not None:
+            self._schedule(key, now)
+
     def discard(self, key: bytes) -> None:
         """Stop announcing ``key``; its record runs out by itself."""
         self._keys.pop(key, None)

@@ -25,7 +25,12 @@ def boundaries(segments: int) -> list[int]:
 
 
 def announce_keys(manifest: Cid, token_count: int, chain_keys: Sequence[bytes]) -> list[bytes]:
-    """Return the DHT keys of an artifact, the most useful first. ``chain_keys`` are those after each segment."""
+    """Return the DHT keys of an artifact, the most useful first. ``chain_keys`` are those after each segment.
+
+    A private artifact has no chain keys here, and is announced by manifest CID alone: only readers look for it.
+    """
+    if not all(chain_keys):
+        return [manifest.multihash]
     whole = token_count // SEGMENT_TOKENS
     keys = [dht_key(chain_keys[length - 1]) for length in boundaries(whole)]
     if len(chain_keys) > whole:

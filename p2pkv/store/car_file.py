@@ -10,30 +10,31 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from p2pkv.artifact.read import Artifact, open_manifest
-from p2pkv.errors import FetchIncompleteError, FormatError, UsageError
-from p2pkv.formats.car import CarDecoder, encode_header, encode_section, section_size
-from p2pkv.formats.cid import Cid, Codec
+from p2pkv.artifact.read import Artifact
+from p2pkv.errors import SignatureError, UsageError
+from p2pkv.formats.car import encode_header, encode_section, section_size
+from p2pkv.formats.cid import Cid
+from p2pkv.formats.draft import is_draft
 from p2pkv.formats.envelope import Envelope
 from p2pkv.formats.manifest import Manifest
 from p2pkv.limits import WORK_LEASE_S
+from p2pkv.store.arriving import Arriving
+from p2pkv.store.car_reading import open_car
 from p2pkv.store.files import os_errors, sync_paths
 from p2pkv.store.lease import WorkLease
 from p2pkv.store.pack import write_at
 from p2pkv.store.progress import Progress, Step, ignore
 from p2pkv.store.store import Store
 from p2pkv.store.stored_blocks import StoredBlocks, is_intact
-from p2pkv.store.whole import open_whole
+from p2pkv.store.whole import open_signed, open_whole
 from p2pkv.units import MIB
 
-# A few system calls for each MiB, and little to hold.
-_PIECE_BYTES: Final = MIB
 # So much is on its way to the disk at most, so that the last sync is short, and ending the work does not wait for long.
 _SYNC_BYTES: Final = 64 * MIB
 
@@ -54,8 +55,17 @@ class CarArtifact:
 # --- writing -----------------------------------------------------------------------------------------------------------
 
 
-def write_car(cid: Cid, envelope: bytes, blocks: StoredBlocks, path: Path, on_progress: Progress = ignore) -> CarArtifact:
+def write_car(
+    cid: Cid,
+    envelope: bytes,
+    blocks: StoredBlocks,
+    path: Path,
+    on_progress: Progress = ignore,
+    open_root: Callable[[bytes], Manifest] = open_signed,
+) -> CarArtifact:
     """Write the artifact whose envelope this is to ``path``, which has all of it or is as it was.
+
+    ``open_root`` opens what is no envelope: a draft.
 
     It is written to ``path`` with ``.part`` behind its name, which is renamed when it is complete and on the disk, and stays
     after an error: the next call goes on behind those of its bytes that are right.
@@ -64,8 +74,17 @@ def write_car(cid: Cid, envelope: bytes, blocks: StoredBlocks, path: Path, on_pr
     export writes it, what open_artifact raises, IntegrityError for a block that is damaged on the disk, DiskFullError,
     StoreError.
     """
-    artifact, cids = open_whole(cid, envelope, blocks)
+    artifact, cids = open_whole(cid, envelope, blocks, open_root)
     total = len(encode_header([cid])) + section_size(len(envelope)) + sum(section_size(blocks.size(part)) for part in cids[1:])
+    written = write_pieces(path, _pieces(cid, envelope, cids, blocks), total, on_progress)
+    return CarArtifact(artifact, len(cids), written)
+
+
+def write_pieces(path: Path, pieces: Iterable[bytes], total: int, on_progress: Progress = ignore) -> int:
+    """Write a file as :func:`write_car` does, out of ``total`` bytes that come piece by piece; return how many came.
+
+    Raises UsageError, DiskFullError, StoreError, what ``pieces`` raise.
+    """
     part = path.with_name(f"{path.name}.part")
     done = synced = 0
     same = True
@@ -73,7 +92,7 @@ def write_car(cid: Cid, envelope: bytes, blocks: StoredBlocks, path: Path, on_pr
         if path.is_dir():
             raise UsageError(f"{path} is a folder", advice="Name a file to write, such as book.car.")
         with _locked(part) as descriptor:
-            for piece in _pieces(cid, envelope, cids, blocks):
+            for piece in pieces:
                 same = same and os.pread(descriptor, len(piece), done) == piece
                 if not same:
                     write_at(descriptor, [piece], done)
@@ -87,7 +106,7 @@ def write_car(cid: Cid, envelope: bytes, blocks: StoredBlocks, path: Path, on_pr
             os.fsync(descriptor)
             os.replace(part, path)
         sync_paths([os.fspath(path.parent)])
-    return CarArtifact(artifact, len(cids), done)
+    return done
 
 
 def export_car(store: Store, manifest: Cid, path: Path, on_progress: Progress = ignore) -> CarArtifact:
@@ -139,28 +158,34 @@ def _is_at(descriptor: int, path: Path) -> bool:
 # --- reading -----------------------------------------------------------------------------------------------------------
 
 
-def import_car(store: Store, path: Path, *, judge: Callable[[Manifest], None], on_progress: Progress = ignore) -> CarArtifact:
+def import_car(
+    store: Store, path: Path, *, judge: Callable[[Manifest, Cid], None], on_progress: Progress = ignore
+) -> CarArtifact:
     """Read a CAR file, store what of it is not here intact, and list the artifact, durably, once all of it is checked.
 
-    ``judge`` sees the manifest as soon as its signature is verified, and may raise: nothing is stored before it. After an
-    error nothing is listed; what was stored is kept for WORK_LEASE_S, and is not written again by the next call.
+    ``judge`` sees the manifest and its CID as soon as the signature is verified, and may raise: nothing is stored before it.
+    After an error nothing is listed; what was stored is kept for WORK_LEASE_S, and is not written again by the next call.
 
     Raises UsageError where ``path`` is no file; FormatError and its kin, IntegrityError, SignatureError for what is no
-    artifact of this project, TruncatedError for a file that is cut off; FetchIncompleteError where blocks are missing in file
-    and store; DiskFullError, StoreError.
+    artifact of this project, or not a signed one, TruncatedError for a file that is cut off; FetchIncompleteError where blocks
+    are missing in file and store; DiskFullError, StoreError.
     """
-    decoder = CarDecoder()
-    arriving: _Arriving | None = None
+
+    def open_root(cid: Cid, data: bytes) -> Manifest:
+        if is_draft(data):
+            raise SignatureError(f"the artifact in {path} is not signed", advice="Sign it first, with `p2pkv sign`.")
+        manifest = Envelope.decode(data).open()
+        judge(manifest, cid)
+        return manifest
+
+    arriving: Arriving | None = None
     lease: WorkLease | None = None
-    new = done = synced = 0
-    with os_errors(f"read {path}"), _opened(path) as descriptor:
-        total = os.fstat(descriptor).st_size
-        while piece := os.read(descriptor, _PIECE_BYTES):
-            blocks = decoder.feed(piece)
-            if arriving is None and decoder.roots:
-                arriving = _Arriving(decoder.roots, store.blocks, judge)
+    new = synced = 0
+    with open_car(path) as car:
+        for blocks in car.pieces():
+            if arriving is None:
+                arriving = Arriving(car.roots, store.blocks, open_root)
             for cid, data in blocks:
-                assert arriving is not None, "blocks come behind the roots"
                 arriving.add(cid, data)
                 if lease is None:
                     lease = WorkLease(store.holds, arriving.root, WORK_LEASE_S)
@@ -171,121 +196,12 @@ def import_car(store: Store, path: Path, *, judge: Callable[[Manifest], None], o
                     if new - synced >= _SYNC_BYTES:
                         store.blocks.sync([cid])
                         synced = new
-            done += len(piece)
-            on_progress(Step.READING, done, total)
-    decoder.end()
+            on_progress(Step.READING, car.done, car.total)
     assert arriving is not None, "a CAR that ends whole has roots"
-    artifact = arriving.finish(lambda: on_progress(Step.VERIFYING, done, total))
-    on_progress(Step.SYNCING, done, total)
+    artifact = arriving.finish(lambda: on_progress(Step.VERIFYING, car.done, car.total))
+    on_progress(Step.SYNCING, car.done, car.total)
     store.blocks.sync(arriving.cids)
     store.index.add_artifact(artifact, range(len(artifact.chain_keys)), durable=True)
     if lease is not None:
         lease.release()
-    return CarArtifact(artifact, len(arriving.cids), done, new)
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    """Open a file to be read. Raises UsageError, OSError."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError):
-        raise _no_file(path) from None
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise _no_file(path)
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _no_file(path: Path) -> UsageError:
-    return UsageError(
-        f"there is no file {path}", advice="Name a CAR file, as `p2pkv export` writes it, that the node can see."
-    )
-
-
-class _Arriving:
-    """An artifact while its blocks come: lets in what a block before it names, and sees in the end that nothing is missing.
-
-    So a file cannot fill the disk with blocks that belong to nothing.
-    """
-
-    def __init__(self, roots: Sequence[Cid], stored: StoredBlocks, judge: Callable[[Manifest], None]) -> None:
-        if len(roots) != 1:
-            raise FormatError(f"the CAR has {len(roots)} roots, an artifact has one")
-        if roots[0].codec is not Codec.DAG_CBOR:
-            raise FormatError("the root of the CAR is a block, and not an envelope")
-        self.root = roots[0]
-        self._stored = stored
-        self._judge = judge
-        self._manifest: Manifest | None = None
-        self._artifact: Artifact | None = None
-        self._nodes: dict[Cid, int] = {}  # those that are still to be opened, and which segments they are
-        self._missing: dict[Cid, None] = {}
-        self._named: dict[Cid, None] = {self.root: None}
-
-    @property
-    def cids(self) -> Sequence[Cid]:
-        """All that belongs to the artifact, as far as it is known; the envelope comes first."""
-        return tuple(self._named)
-
-    def add(self, cid: Cid, data: bytes) -> None:
-        """Take a block whose hash is verified. Raises as :func:`import_car`."""
-        if cid not in self._named:
-            self._open_stored()
-        if cid not in self._named:
-            raise FormatError(f"{cid} is neither the root of the CAR nor named by a block before it")
-        self._missing.pop(cid, None)
-        if self._manifest is None:
-            self._manifest = Envelope.decode(data).open()
-            self._judge(self._manifest)
-            self._nodes = {node: index for index, node in enumerate(self._manifest.segments)}
-            tokens = self._manifest.tokens.cid
-            self._name([*([tokens] if tokens is not None else []), *self._manifest.segments])
-        elif self._artifact is None and cid == self._manifest.tokens.cid:
-            self._artifact = open_manifest(self.root, self._manifest, data)
-        elif cid in self._nodes:
-            self._open(cid, data)
-
-    def finish(self, go_on: Callable[[], None]) -> Artifact:
-        """Return the artifact, once all of it came or is stored; ``go_on`` is called often. Raises as :func:`import_car`."""
-        if self._manifest is None:
-            raise FormatError("the CAR does not hold its root")
-        self._open_stored()
-        missing = 0
-        for cid in self._missing:
-            missing += not is_intact(self._stored, cid)
-            go_on()
-        if missing:
-            raise FetchIncompleteError(
-                f"the CAR lacks {missing} blocks or segment nodes that are not stored here either",
-                advice="Nothing was taken over. Export it again where it is whole.",
-            )
-        return self._opened()
-
-    def _opened(self) -> Artifact:
-        """Return the artifact with its token ids verified, out of a block that is stored where none came."""
-        assert self._manifest is not None, "nodes come behind the manifest"
-        if self._artifact is None:
-            cid = self._manifest.tokens.cid
-            if cid is not None and not is_intact(self._stored, cid):
-                raise FormatError(f"the block of the token ids, {cid}, does not come before the segment nodes")
-            self._artifact = open_manifest(self.root, self._manifest, self._stored.read(cid) if cid is not None else None)
-        return self._artifact
-
-    def _open(self, node: Cid, data: bytes) -> None:
-        segment = self._opened().open_segment(self._nodes.pop(node), data)
-        self._missing.pop(node, None)
-        self._name([ref.cid for ref in segment.blocks()])
-
-    def _open_stored(self) -> None:
-        """Open the nodes that are stored, of those that did not come."""
-        for node in [*self._nodes]:
-            if is_intact(self._stored, node):
-                self._open(node, self._stored.read(node))
-
-    def _name(self, cids: Sequence[Cid]) -> None:
-        fresh = dict.fromkeys(cid for cid in cids if cid not in self._named)
-        self._named |= fresh
-        self._missing |= fresh
+    return CarArtifact(artifact, len(arriving.cids), car.done, new)

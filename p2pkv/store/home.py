@@ -83,6 +83,21 @@ class HomeLayout:
         return self.home / "trust.json"
 
     @property
+    def statements(self) -> Path:
+        """What publishers took back, and which keys follow theirs."""
+        return self.home / "statements"
+
+    @property
+    def namespaces(self) -> Path:
+        """Secrets in which private artifacts are published."""
+        return self.keys / "namespaces"
+
+    @property
+    def grants(self) -> Path:
+        """What publishers let this home's reader open."""
+        return self.home / "grants"
+
+    @property
     def control_socket(self) -> Path:
         """``control.sock`` in the home; where that is too long for a unix socket, in a private folder for temporary files.
 

@@ -132,6 +132,8 @@ class ArtifactIndex:
     def match(self, chain_keys: Sequence[bytes]) -> list[Match]:
         """Return the artifacts that share the longest prefix with a text, longest first and then those that hold most.
 
+        Of equals the one with the highest sequence number comes first: what a publisher signed last.
+
         ``chain_keys`` are the keys after each segment in order, a tail's last, at most MAX_QUERY_KEYS; the answer has at most
         MAX_QUERY_MATCHES. The work is bounded by both, however many artifacts share a prefix.
         """
@@ -146,8 +148,8 @@ class ArtifactIndex:
                 for artifact, position in connection.execute(_BY_CHAIN_KEY, (key, 2 * MAX_QUERY_MATCHES)).fetchall():
                     found.setdefault(artifact, position + 1)
             matches = [_match(connection, artifact, matched) for artifact, matched in found.items()]
-        matches.sort(key=lambda match: (match.matched, int.from_bytes(match.held, "little").bit_count()), reverse=True)
-        return matches[:MAX_QUERY_MATCHES]
+        matches.sort(key=_rank, reverse=True)
+        return [match for match, _ in matches[:MAX_QUERY_MATCHES]]
 
     def artifacts(self, limit: int | None = None) -> list[StoredArtifact]:
         """Return the artifacts, the newest first, at most ``limit``."""
@@ -189,11 +191,18 @@ def _columns(artifact: Artifact, now: int) -> tuple[object, ...]:
     )
 
 
-def _match(connection: sqlite3.Connection, artifact: int, matched: int) -> Match:
-    query = "SELECT manifest_cid, segment_count FROM artifacts WHERE id = ?"
-    manifest_cid, segments = connection.execute(query, (artifact,)).fetchone()
+def _match(connection: sqlite3.Connection, artifact: int, matched: int) -> tuple[Match, int]:
+    """Return how an artifact matches, and the sequence number of its manifest."""
+    query = "SELECT manifest_cid, segment_count, sequence FROM artifacts WHERE id = ?"
+    manifest_cid, segments, sequence = connection.execute(query, (artifact,)).fetchone()
     rows = connection.execute("SELECT position FROM segments WHERE artifact = ? AND held", (artifact,)).fetchall()
-    return Match(Cid.from_bytes(manifest_cid), matched, segments, bitmap((position for (position,) in rows), segments))
+    held = bitmap((position for (position,) in rows), segments)
+    return Match(Cid.from_bytes(manifest_cid), matched, segments, held), sequence
+
+
+def _rank(found: tuple[Match, int]) -> tuple[int, int, int]:
+    match, sequence = found
+    return match.matched, int.from_bytes(match.held, "little").bit_count(), sequence
 
 
 def _artifact(row: Sequence[Any]) -> StoredArtifact:

@@ -208,7 +208,10 @@ def _read_table(descriptor: int, size: int) -> Contents | None:
     entries = os.pread(descriptor, count * _ENTRY.size, end)
     if _table_digest(descriptor, entries) != entries_digest:
         return None
-    return Contents([Record(*entry) for entry in _ENTRY.iter_unpack(entries)], end, True)
+    records = [Record(*entry) for entry in _ENTRY.iter_unpack(entries)]
+    if records and records[-1].offset + records[-1].size > end:
+        return None  # a piece of the file is lost before the table, so that its places are those of other bytes
+    return Contents(records, end, True)
 
 
 def _write_table(descriptor: int, contents: Contents) -> None:

@@ -91,7 +91,7 @@ class _Contents:
     def __init__(self, blocks: BlockPacks, go_on: Callable[[], None]) -> None:
         self._blocks = blocks
         self._go_on = go_on
-        self._held: dict[tuple[Cid, bytes, int], bool] = {}
+        self._held: dict[tuple[Cid, bytes | int, int], bool] = {}
         self._shapes: dict[object, int] = {}
         self._unusable = 0
         self.listed = self.complete = 0
@@ -135,8 +135,8 @@ class _Contents:
         shape = self._shapes.setdefault((manifest.layers, manifest.dtype, manifest.codec), len(self._shapes))
         held: list[int] = []
         for index, (node, chain_key) in enumerate(zip(manifest.segments, artifact.chain_keys, strict=True)):
-            # A chain key names a place in a text, so artifacts that share a prefix share the answer.
-            key = node, chain_key, shape
+            # A chain key names a place in a text, so artifacts that share a prefix share the answer. Private ones have none.
+            key = node, chain_key or index, shape
             if key not in self._held:
                 self._held[key] = self._is_held(artifact, index)
             if self._held[key]:

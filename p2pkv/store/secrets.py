@@ -1,4 +1,4 @@
-"""Key files: text of two lines (what it is, and the seed in hex), readable by their owner alone.
+"""Files of secrets, readable by their owner alone, and the node's own key: two lines, what it is and the seed in hex.
 
 A secret is never part of an error, a log line or a repr. A file is created once and never overwritten.
 """
@@ -17,8 +17,7 @@ from p2pkv.store.files import create_file, os_errors, read_up_to
 from p2pkv.store.home import HomeLayout
 
 SEED_BYTES: Final = 32
-_PUBLISHER: Final = "publisher"
-_NODE: Final = "node"
+_HEAD: Final = "p2pkv node key"
 
 
 def write_secret(path: Path, data: bytes) -> None:
@@ -37,9 +36,17 @@ def write_secret(path: Path, data: bytes) -> None:
 
 
 def read_secret(path: Path, size: int) -> bytes:
-    """Return the ``size`` bytes of a secret file.
+    """Return the ``size`` bytes of a secret file. Raises what :func:`read_secret_up_to` raises, also for another size."""
+    data = read_secret_up_to(path, size)
+    if len(data) != size:
+        raise KeyFileError(f"the key file {path} does not have {size} bytes", advice="It is cut off or not a key file.")
+    return data
 
-    Raises KeyFileError where it is missing, readable by others, no plain file, or of another size; StoreError.
+
+def read_secret_up_to(path: Path, most: int) -> bytes:
+    """Return what is in a secret file.
+
+    Raises KeyFileError where it is missing, readable by others, no plain file, or larger than ``most`` bytes; StoreError.
     """
     with os_errors(f"read the key file {path}"):
         try:
@@ -57,51 +64,51 @@ def read_secret(path: Path, size: int) -> bytes:
                     f"the key file {path} is open to other users of this machine",
                     advice=f"Run `chmod 600 {path}`; if others had access to this machine, make a new key.",
                 )
-            data = read_up_to(descriptor, size + 1)
+            data = read_up_to(descriptor, most + 1)
         finally:
             os.close(descriptor)
-    if len(data) != size:
-        raise KeyFileError(f"the key file {path} does not have {size} bytes", advice="It is cut off or not a key file.")
+    if len(data) > most:
+        raise KeyFileError(f"the key file {path} has more than {most} bytes", advice="It is not a key file.")
     return data
-
-
-def write_publisher_key(path: Path, seed: bytes) -> None:
-    """Keep the 32-byte seed of a publisher's Ed25519 key in ``path``. Raises what :func:`write_secret` raises."""
-    write_secret(path, _encode(_PUBLISHER, seed))
-
-
-def read_publisher_key(path: Path) -> bytes:
-    """Return the 32-byte seed in ``path``. Raises KeyFileError, UnknownVersionError, StoreError."""
-    return _read(path, _PUBLISHER)
 
 
 def read_node_key(path: Path) -> bytes:
     """Return the 32-byte seed of a node's identity in ``path``. Raises KeyFileError, UnknownVersionError, StoreError."""
-    return _read(path, _NODE)
+    # Exactly so long, the file has one line behind its first, or none that is a seed.
+    line, *_ = read_lines(path, _HEAD, read_secret(path, len(_encode(bytes(SEED_BYTES))))) or [""]
+    return parse_hex(path, line, SEED_BYTES)
 
 
 def load_or_create_node_seed(home: Path) -> bytes:
     """Return the 32-byte seed of this node's identity, made on the first call. Raises what reading and writing one raise."""
     path = HomeLayout(home).node_key
     if not path.exists():
-        write_secret(path, _encode(_NODE, secrets.token_bytes(SEED_BYTES)))
+        write_secret(path, _encode(secrets.token_bytes(SEED_BYTES)))
     return read_node_key(path)
 
 
-def _encode(kind: str, seed: bytes) -> bytes:
-    if len(seed) != SEED_BYTES:
-        raise KeyFileError(f"a {kind} key has {SEED_BYTES} bytes", advice="Pass the seed of an Ed25519 key.")
-    return f"p2pkv {kind} key v1\n{seed.hex()}\n".encode("ascii")
+def read_lines(path: Path, head: str, data: bytes) -> list[str]:
+    """Return the lines of a key file ``data`` behind the first, which is ``head`` and the version 1.
 
-
-def _read(path: Path, kind: str) -> bytes:
-    data = read_secret(path, len(_encode(kind, bytes(SEED_BYTES))))
-    first, _, rest = data.decode("ascii", errors="replace").partition("\n")
-    line = re.fullmatch(rf"p2pkv {kind} key v(\d{{1,3}})", first)
+    Raises KeyFileError for another text, UnknownVersionError for a later version.
+    """
+    first, *lines = data.decode("ascii", errors="replace").split("\n")
+    line = re.fullmatch(rf"{head} v(\d{{1,3}})", first)
     if line is None:
-        raise KeyFileError(f"{path} is not a {kind} key of p2pkv")
+        raise KeyFileError(f"{path} does not begin as a {head}")
     if line[1] != "1":
         raise UnknownVersionError(f"the key file {path} has version {line[1]}; version 1 is known", advice="Upgrade p2pkv.")
-    if re.fullmatch(r"[0-9a-f]{64}\n", rest) is None:
-        raise KeyFileError(f"the key in {path} is not {2 * SEED_BYTES} hexadecimal digits")
-    return bytes.fromhex(rest)
+    if not lines or lines.pop():
+        raise KeyFileError(f"the key file {path} does not end with a whole line", advice="It is cut off or not a key file.")
+    return lines
+
+
+def parse_hex(path: Path, text: str, size: int) -> bytes:
+    """Return the ``size`` bytes that ``text`` of the key file ``path`` is in lower case. Raises KeyFileError."""
+    if re.fullmatch(rf"[0-9a-f]{{{2 * size}}}", text) is None:
+        raise KeyFileError(f"the key in {path} is not {2 * size} hexadecimal digits")
+    return bytes.fromhex(text)
+
+
+def _encode(seed: bytes) -> bytes:
+    return f"{_HEAD} v1\n{seed.hex()}\n".encode("ascii")

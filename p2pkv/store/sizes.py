@@ -94,9 +94,9 @@ class ArtifactSizes:
 
 
 def _token_bytes(envelope: bytes) -> int:
-    """Return the bytes of the block of token ids, which are u32; 0 where they are in the manifest."""
-    tokens = Envelope.decode(envelope).open().tokens
-    return 0 if tokens.cid is None else 4 * tokens.count
+    """Return the bytes of the block of token ids, sealed or not; 0 where they are in the manifest."""
+    manifest = Envelope.decode(envelope).open()
+    return 0 if manifest.tokens.cid is None else manifest.token_bytes
 
 
 def _block_bytes(node: bytes) -> int:

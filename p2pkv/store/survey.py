@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -40,31 +41,66 @@ def survey_index(path: Path) -> IndexSurvey | None:
 
     Raises StoreError for one that is damaged, UnknownVersionError for that of a newer p2pkv.
     """
+    with _reading(path) as connection:
+        if connection is None:
+            return None
+        (fault,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        if fault != "ok":
+            raise StoreError(f"the index {path} is damaged: {fault.strip().splitlines()[-1]}", advice=DAMAGED_ADVICE)
+        query = "SELECT count(*), total(complete), max(added) FROM artifacts"
+        artifacts, complete, newest = connection.execute(query).fetchone() if _written(connection) else (0, 0, None)
+    return IndexSurvey(artifacts, int(complete), newest)
+
+
+def newest_sequence(path: Path, publisher: str, last_chain_key: bytes) -> int | None:
+    """Return the highest sequence number of the artifacts listed that ``publisher`` signed for one text and model.
+
+    ``last_chain_key`` names the text. ``None`` where none is listed, or there is no index. Raises as :func:`survey_index`.
+    """
+    query = """
+        SELECT max(sequence) FROM artifacts JOIN segments ON artifact = id AND position = segment_count - 1
+        WHERE chain_key = ? AND publisher = ?
+    """
+    with _reading(path) as connection:
+        if connection is None or not _written(connection):
+            return None
+        newest: int | None = connection.execute(query, (last_chain_key, publisher)).fetchone()[0]
+        return newest
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[sqlite3.Connection | None]:
+    """Open the index to be read, whether or not a daemon has it; ``None`` where there is none."""
     with os_errors(f"look at the index {path}"):
         try:
             path.lstat()
         except FileNotFoundError:
-            return None
-        log = path.with_name(f"{path.name}-wal")
-        # Without a log the file is all there is, and can be read without the files that SQLite would put beside it.
-        alone = not log.exists() or not log.stat().st_size
+            alone = None
+        else:
+            log = path.with_name(f"{path.name}-wal")
+            # Without a log the file is all there is, and can be read without the files that SQLite would put beside it.
+            alone = not log.exists() or not log.stat().st_size
+    if alone is None:
+        yield None
+        return
     address = f"file:{quote(os.fspath(path))}?{'immutable=1' if alone else 'mode=ro'}"
     try:
         with closing(sqlite3.connect(address, uri=True, isolation_level=None)) as connection:
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            version = _written(connection)
             if version > SCHEMA_VERSION:
                 raise UnknownVersionError(
                     f"the index {path} has version {version}; this p2pkv knows version {SCHEMA_VERSION}",
                     advice="A newer p2pkv wrote it: upgrade, or choose another home with P2PKV_HOME.",
                 )
-            (fault,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-            if fault != "ok":
-                raise StoreError(f"the index {path} is damaged: {fault.strip().splitlines()[-1]}", advice=DAMAGED_ADVICE)
-            query = "SELECT count(*), total(complete), max(added) FROM artifacts"
-            artifacts, complete, newest = connection.execute(query).fetchone() if version else (0, 0, None)
+            yield connection
     except sqlite3.Error as error:
         raise StoreError(f"the index {path} cannot be read: {error}", advice=DAMAGED_ADVICE) from error
-    return IndexSurvey(artifacts, int(complete), newest)
+
+
+def _written(connection: sqlite3.Connection) -> int:
+    """Return the version of the index, 0 for one that nothing was written to yet."""
+    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    return version
 
 
 def survey_packs(folder: Path) -> PackSurvey:

@@ -1,4 +1,4 @@
-"""The list of trusted publishers, one JSON file that people may read and edit; CLI and daemon both change it.
+"""The rules about whom this home believes, one JSON file that people may read and edit; CLI and daemon both change it.
 
 A change is made under a lock of its own beside the file and replaces it whole, so readers need no lock. A daemon sees what
 the CLI changed at its next look.
@@ -10,32 +10,25 @@ import fcntl
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from p2pkv.errors import FormatError, StoreError, UsageError
-from p2pkv.formats.did import decode_did
-from p2pkv.limits import MAX_TRUST_FILE_BYTES, MAX_TRUST_NOTE_BYTES
+from p2pkv.limits import MAX_TRUST_FILE_BYTES
 from p2pkv.store.files import os_errors, replace_file
 from p2pkv.store.versioned_json import read_list
+from p2pkv.trust.rules import Action, Namespace, Rule
 
-VERSION: Final = 1
-
-
-@dataclass(frozen=True, slots=True)
-class TrustedPublisher:
-    """A publisher (``did:key:z6Mk...``), what its friend wrote about it, and since when (seconds since the epoch)."""
-
-    did: str
-    note: str
-    added: int
+VERSION: Final = 2
+# The scope may be left out of a rule, and the note and the date by whoever writes one by hand.
+_FIELDS: Final = frozenset({"action", "publisher", "model", "licence", "namespace", "note", "added"})
+_ADVICE: Final = "A rule has action, publisher and, where wanted, model, licence, namespace and note."
 
 
 class TrustFile:
-    """The trusted publishers in ``path``; a missing file means nobody. Every method may be called from any thread.
+    """The rules in ``path``; a missing file means that nobody is trusted. Every method may be called from any thread.
 
     All methods raise StoreError for a damaged file and UnknownVersionError for that of a newer p2pkv.
     """
@@ -44,39 +37,50 @@ class TrustFile:
         self._path = path
         self._lock = threading.Lock()
         self._stamp: tuple[int, int, int] | None = None
-        self._publishers: dict[str, TrustedPublisher] = {}
+        self._rules: tuple[Rule, ...] = ()
 
-    def list(self) -> tuple[TrustedPublisher, ...]:
-        """Return all trusted publishers in the order they were added."""
-        return tuple(self._current().values())
-
-    def trusts(self, did: str) -> bool:
-        """Return whether ``did`` is on the list; one look at the file's stamp where it did not change."""
-        return did in self._current()
+    def rules(self) -> tuple[Rule, ...]:
+        """Return all rules in the order they were added; one look at the file's stamp where it did not change."""
+        with self._lock, os_errors(f"read {self._path}"):
+            try:
+                with self._path.open("rb") as file:
+                    found = os.fstat(file.fileno())
+                    stamp = (found.st_ino, found.st_size, found.st_mtime_ns)
+                    if stamp != self._stamp:
+                        if found.st_size > MAX_TRUST_FILE_BYTES:
+                            raise self._damaged(f"is larger than {MAX_TRUST_FILE_BYTES} bytes")
+                        self._rules = self._parse(file.read(MAX_TRUST_FILE_BYTES))
+                        self._stamp = stamp
+            except FileNotFoundError:
+                self._stamp, self._rules = None, ()
+            return self._rules
 
     def add(self, did: str, note: str, now: int) -> bool:
-        """Trust ``did`` and return whether that is new; the note is replaced either way.
+        """Trust all that ``did`` signs, and return whether that is new. Raises as :class:`Rule` and :meth:`add_rule` do."""
+        return self.add_rule(Rule(Action.ACCEPT, did, note=note, added=now))
 
-        Raises FormatError for a name that is no ``did:key``, UsageError for a note of more than MAX_TRUST_NOTE_BYTES.
+    def add_rule(self, rule: Rule) -> bool:
+        """Add ``rule`` and return whether it is new. One that says the same keeps its place and date, and gets the new note.
+
+        Raises UsageError where the file would grow beyond MAX_TRUST_FILE_BYTES.
         """
-        decode_did(did)
-        if len(note.encode()) > MAX_TRUST_NOTE_BYTES:
-            raise UsageError(f"a note of more than {MAX_TRUST_NOTE_BYTES} bytes", advice="Say it shorter.")
         with self._changing():
-            publishers = dict(self._current())
-            before = publishers.get(did)
-            publishers[did] = TrustedPublisher(did, note, before.added if before else now)
-            self._replace(publishers)
+            rules = {known.key: known for known in self.rules()}
+            before = rules.get(rule.key)
+            if before is not None:
+                rule = Rule(*rule.key, note=rule.note, added=before.added)
+            rules[rule.key] = rule
+            self._replace(tuple(rules.values()))
         return before is None
 
-    def remove(self, did: str) -> bool:
-        """Stop trusting ``did`` and return whether it was trusted."""
+    def remove(self, publisher: str, unwanted: Callable[[Rule], bool] = lambda rule: True) -> tuple[Rule, ...]:
+        """Take away the ``unwanted`` rules that name ``publisher``, and return them."""
         with self._changing():
-            publishers = dict(self._current())
-            if publishers.pop(did, None) is None:
-                return False
-            self._replace(publishers)
-        return True
+            rules = self.rules()
+            gone = tuple(rule for rule in rules if rule.publisher == publisher and unwanted(rule))
+            if gone:
+                self._replace(tuple(rule for rule in rules if rule not in gone))
+        return gone
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
@@ -91,45 +95,73 @@ class TrustFile:
             finally:
                 os.close(descriptor)
 
-    def _current(self) -> dict[str, TrustedPublisher]:
-        with self._lock, os_errors(f"read {self._path}"):
-            try:
-                with self._path.open("rb") as file:
-                    found = os.fstat(file.fileno())
-                    stamp = (found.st_ino, found.st_size, found.st_mtime_ns)
-                    if stamp != self._stamp:
-                        if found.st_size > MAX_TRUST_FILE_BYTES:
-                            raise self._damaged(f"is larger than {MAX_TRUST_FILE_BYTES} bytes")
-                        self._publishers = self._parse(file.read(MAX_TRUST_FILE_BYTES))
-                        self._stamp = stamp
-            except FileNotFoundError:
-                self._stamp, self._publishers = None, {}
-            return self._publishers
-
-    def _replace(self, publishers: dict[str, TrustedPublisher]) -> None:
-        document = {"version": VERSION, "publishers": [asdict(publisher) for publisher in publishers.values()]}
+    def _replace(self, rules: tuple[Rule, ...]) -> None:
+        document = {"version": VERSION, "rules": [rule_fields(rule) for rule in rules]}
         data = json.dumps(document, indent=2, ensure_ascii=False).encode() + b"\n"
         if len(data) > MAX_TRUST_FILE_BYTES:
-            raise UsageError(f"{self._path} would exceed {MAX_TRUST_FILE_BYTES} bytes", advice="Remove some publishers first.")
+            raise UsageError(f"{self._path} would exceed {MAX_TRUST_FILE_BYTES} bytes", advice="Remove some rules first.")
         with os_errors(f"write {self._path}"):
             replace_file(self._path, data)
 
-    def _parse(self, data: bytes) -> dict[str, TrustedPublisher]:
-        items = read_list(self._path, data, "publishers", VERSION, self._damaged)
-        return {publisher.did: publisher for publisher in map(self._publisher, items)}
+    def _parse(self, data: bytes) -> tuple[Rule, ...]:
+        rules = [self._rule(item) for item in read_list(self._path, data, "rules", VERSION, self._damaged)]
+        return tuple({rule.key: rule for rule in rules}.values())
 
-    def _publisher(self, item: object) -> TrustedPublisher:
-        match item:
-            case {"did": str(did), "note": str(note), "added": int(added), **rest} if not rest:
-                try:
-                    decode_did(did)
-                except FormatError as error:
-                    raise self._damaged(f"names a publisher that is none ({error.message})") from None
-                return TrustedPublisher(did, note, added)
-        raise self._damaged("has an entry without exactly did, note and added")
+    def _rule(self, item: object) -> Rule:
+        try:
+            return rule_from(item)
+        except UsageError as error:
+            raise self._damaged(f"has a rule that is none ({error.message})") from None
 
     def _damaged(self, complaint: str) -> StoreError:
         return StoreError(
             f"{self._path} {complaint}",
             advice="Nobody is trusted until it is mended: correct it, or move it away and run `p2pkv trust add` again.",
         )
+
+
+def rule_fields(rule: Rule) -> dict[str, Any]:
+    """Return ``rule`` as JSON values, as the file and the CLI show it; what it leaves open is left out."""
+    scope = {
+        "model": None if rule.model is None else rule.model.hex(),
+        "licence": rule.licence,
+        "namespace": None if rule.namespace is None else rule.namespace.value,
+    }
+    return {
+        "action": rule.action.value,
+        "publisher": rule.publisher,
+        **{name: value for name, value in scope.items() if value is not None},
+        "note": rule.note,
+        "added": rule.added,
+    }
+
+
+def rule_from(item: object) -> Rule:
+    """Return the rule that JSON values say, the inverse of :func:`rule_fields`. Raises UsageError."""
+    if not isinstance(item, dict) or not item.keys() <= _FIELDS:
+        raise UsageError(f"it has other fields than {', '.join(sorted(_FIELDS))}", advice=_ADVICE)
+    match {"model": None, "licence": None, "namespace": None, "note": "", "added": 0, **item}:
+        case {
+            "action": str(action),
+            "publisher": str(publisher),
+            "model": None | str() as model,
+            "licence": None | str() as licence,
+            "namespace": None | str() as namespace,
+            "note": str(note),
+            "added": int(added),
+        } if not isinstance(added, bool):
+            try:
+                return Rule(
+                    Action(action),
+                    publisher,
+                    None if model is None else bytes.fromhex(model),
+                    licence,
+                    None if namespace is None else Namespace(namespace),
+                    note,
+                    added,
+                )
+            except FormatError as error:
+                raise UsageError(error.message, advice=error.advice) from None
+            except ValueError as error:
+                raise UsageError(str(error), advice=_ADVICE) from None
+    raise UsageError("action or publisher is missing, or a field has another type", advice=_ADVICE)

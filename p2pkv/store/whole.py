@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from p2pkv.artifact.read import Artifact, open_manifest
 from p2pkv.errors import FetchIncompleteError, NotFoundError
 from p2pkv.formats.cid import Cid
 from p2pkv.formats.envelope import Envelope
+from p2pkv.formats.manifest import Manifest
 
 
 class Blocks(Protocol):
@@ -21,14 +22,21 @@ class Blocks(Protocol):
         """Return the verified bytes. Raises NotFoundError, IntegrityError, StoreError."""
 
 
-def open_whole(cid: Cid, envelope: bytes, blocks: Blocks) -> tuple[Artifact, Sequence[Cid]]:
+def open_signed(envelope: bytes) -> Manifest:
+    """Return the manifest of an envelope. Raises SignatureError, FormatError and its kin."""
+    return Envelope.decode(envelope).open()
+
+
+def open_whole(
+    cid: Cid, envelope: bytes, blocks: Blocks, open_root: Callable[[bytes], Manifest] = open_signed
+) -> tuple[Artifact, Sequence[Cid]]:
     """Return the artifact whose envelope this is, and the CIDs of all of it, each once, in the order of a CAR file.
 
     Token ids and nodes are read and checked, of blocks it is seen that they are here. Raises FetchIncompleteError where
     something is missing, what open_artifact raises, IntegrityError, StoreError.
     """
     cid.check(envelope)
-    manifest = Envelope.decode(envelope).open()
+    manifest = open_root(envelope)
     tokens = [manifest.tokens.cid] if manifest.tokens.cid is not None else []
     if not all(map(blocks.has, tokens)):
         raise _incomplete(cid, "the block of its token ids is")

@@ -27,6 +27,12 @@ class AnnounceTask:
             self._announcer.add(key, trio.current_time() + delay_s)
         self._wake.set()
 
+    def repeat(self, keys: Iterable[bytes]) -> None:
+        """Announce ``keys`` now, whenever they were announced last, and keep them announced."""
+        for key in keys:
+            self._announcer.repeat(key, trio.current_time())
+        self._wake.set()
+
     def discard(self, keys: Iterable[bytes]) -> None:
         """Announce ``keys`` no longer; the records that others have expire where they are."""
         for key in keys:

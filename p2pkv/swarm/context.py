@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -13,9 +13,11 @@ from p2pkv import __version__
 from p2pkv.artifact.match import Match
 from p2pkv.artifact.read import Artifact
 from p2pkv.formats.cid import Cid
+from p2pkv.formats.manifest import Manifest
 from p2pkv.limits import BAN_SECONDS, MAX_SOURCES
 from p2pkv.ports import BlockStore, BulkLane, Network, PeerId, Routing
 from p2pkv.swarm.tally import Tally
+from p2pkv.trust.policy import Decision
 
 T = TypeVar("T")
 
@@ -74,22 +76,28 @@ class BanList:
 class Context:
     """Shared by all drivers of one node.
 
-    ``wall_clock`` gives seconds since the epoch, for expiry only; ``gained`` is told of every block that a fetch stores, so
-    that the server can tell the peers that wait for it; ``share`` is told of an artifact whose fetch takes long, so that a
-    mirror announces it while it is still fetching. All in ``asked`` hear of every want that the server gets: whoever asks for
-    what a fetch is after has other parts of it. ``sources`` are the peers that blocks came from, the latest last;
-    ``tally`` counts what came.
+    ``judge`` decides whether an artifact, whose manifest is verified, may be used; it may read files and raise StoreError.
+    ``statements`` gives what a publisher, by its 32-byte key, says of itself beyond the statements that a peer knows already;
+    blocking. The manifests in ``withheld`` were taken back: they are neither matched nor served. ``met`` is told of the
+    publisher of an artifact that is about to be used. ``wall_clock`` gives seconds since the epoch; ``gained`` is told of
+    every block that a fetch stores, so that the server can tell the peers that wait for it; ``share`` is told of an artifact
+    whose fetch takes long, so that a mirror announces it while it is still fetching. All in ``asked`` hear of every want that
+    the server gets: whoever asks for what a fetch is after has other parts of it. ``sources`` are the peers that blocks came
+    from, the latest last; ``tally`` counts what came.
     """
 
     network: Network
     routing: Routing
     store: BlockStore
     catalog: Catalog
-    trusted: Callable[[], Collection[str]]
+    judge: Callable[[Manifest, Cid], Decision]
     wall_clock: Callable[[], float]
     rng: random.Random
     offload: Offload
     bulk: BulkLane | None = None
+    statements: Callable[[bytes, Sequence[Cid]], Sequence[bytes]] = lambda publisher, known: ()
+    withheld: frozenset[Cid] = frozenset()
+    met: Callable[[str], None] = lambda publisher: None
     agent: str = f"p2pkv/{__version__}"
     bans: BanList = field(default_factory=BanList)
     gained: Callable[[Iterable[Cid]], None] = lambda cids: None

@@ -34,9 +34,8 @@ from p2pkv.swarm.local import Arrivals, Leases, commit, intact
 from p2pkv.swarm.pool import ProviderPool
 from p2pkv.swarm.provider import Provider
 from p2pkv.swarm.report import FetchEvent, FetchReport, FetchState, Matched, Refusal, SegmentReady
-from p2pkv.swarm.target import MANIFEST_DEADLINE, NODE_DEADLINE, ManifestTarget, PromptTarget, Target
+from p2pkv.swarm.target import MANIFEST_DEADLINE, NODE_DEADLINE, ManifestTarget, Target
 from p2pkv.swarm.teller import Teller
-from p2pkv.trust.policy import judge
 from p2pkv.units import plural
 
 # Reading a node takes milliseconds of this process. Those behind the first wait so long for the first block, which on a LAN
@@ -208,7 +207,7 @@ class Fetch:
 
         A prompt does not wait for peers that have fallen silent: computing is there as well, and sooner.
         """
-        silent = isinstance(self._target, PromptTarget) and self._download.stalled
+        silent = self._target.impatient and self._download.stalled
         return self._searched and not self._pool.searching and (self._download.stuck or silent)
 
     # --- the manifest --------------------------------------------------------------------------------------------------
@@ -253,7 +252,8 @@ class Fetch:
                 self._want([Want(cid, None, MANIFEST_DEADLINE)])
                 return
             manifest = Envelope.decode(envelope).open()
-            judge(manifest, self._context.trusted(), self._context.wall_clock())
+            self._context.judge(manifest, cid).require()
+            self._context.met(manifest.publisher)
             self._target.check(manifest)
             token_block = await self._token_block(manifest)
             if token_block is None and manifest.tokens.cid is not None:
@@ -271,7 +271,7 @@ class Fetch:
             return None
         block = await self._arrivals.read(cid) if await intact(self._context, [cid]) else None
         if block is None:
-            self._want([Want(cid, 4 * manifest.tokens.count, MANIFEST_DEADLINE)])
+            self._want([Want(cid, manifest.token_bytes, MANIFEST_DEADLINE)])
         return block
 
     def _accept(self, artifact: Artifact) -> None:

@@ -9,17 +9,19 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
+from typing import TypeVar
 
 import trio
 
-from p2pkv.artifact.match import Match
 from p2pkv.errors import IntegrityError, MachineError, NotFoundError, PeerUnreachableError, ProtocolError
 from p2pkv.exchange.connection import BULK, ProviderConnection
 from p2pkv.exchange.messages import (
     BLOCK_HEADER_BYTES,
+    AskStatements,
     BulkClosed,
     BulkOffered,
     BulkRequest,
@@ -45,6 +47,8 @@ from p2pkv.upload.rates import RateMeter
 from p2pkv.upload.scheduler import Grant, Scheduler, Stream
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # Small messages are worked on in pieces of this, so that a storm of them does not hold up the event loop: some milliseconds.
 _PIECE_BYTES = 16 * KIB
@@ -152,10 +156,10 @@ class Server:
         if peer in self._meters:
             self._meters[peer].add(size, now)
 
-    async def match(self, peer: PeerId, keys: Sequence[bytes]) -> Sequence[Match]:
-        """Look a query up: one at a time for each peer, few at a time for all."""
+    async def look_up(self, peer: PeerId, work: Callable[[], T]) -> T:
+        """Do the work of answering a question: one at a time for each peer, few at a time for all."""
         async with self._query_turns[peer], self._query_slots:
-            return await self._context.offload(partial(self._context.catalog.match, keys))
+            return await self._context.offload(work)
 
 
 class _Session:
@@ -262,8 +266,12 @@ class _Session:
             case Cancel(cids):
                 self._server.scheduler.cancel(self.stream, cids)
             case Query(request, keys):
-                matches = await self._server.match(self._channel.peer_id, keys)
-                self._connection.answer(request, matches[:MAX_QUERY_MATCHES])
+                matches = await self._server.look_up(self._channel.peer_id, partial(self._context.catalog.match, keys))
+                offered = (match for match in matches if match.manifest not in self._context.withheld)
+                self._connection.answer(request, [*islice(offered, MAX_QUERY_MATCHES)])
+            case AskStatements(request, publisher, known):
+                work = partial(self._context.statements, publisher, known)
+                self._connection.tell_statements(request, await self._server.look_up(self._channel.peer_id, work))
             case BulkRequest():
                 self._offer_lane()
             case BulkClosed():
@@ -280,7 +288,7 @@ class _Session:
         """Return the bytes of a block, ``None`` for one that is not here."""
         store = self._context.store
         try:
-            return store.size(cid) if store.has(cid) else None
+            return store.size(cid) if cid not in self._context.withheld and store.has(cid) else None
         except NotFoundError:
             return None  # another thread found it damaged between the two look-ups
 

@@ -34,6 +34,7 @@ class PromptTarget:
     token_ids: tuple[int, ...]
     shared: int | None = None
     in_order: bool = False
+    impatient: bool = field(init=False, default=True)
     lookup_keys: Sequence[bytes] = field(init=False)
     query_keys: Sequence[bytes] = field(init=False)
     best_match: int = field(init=False)
@@ -69,11 +70,15 @@ class PromptTarget:
 
 @dataclass(frozen=True)
 class ManifestTarget:
-    """Fetch the artifact that ``manifest`` names, or the slice of it that is ``wanted``; ``in_order`` as for a prompt."""
+    """Fetch the artifact that ``manifest`` names, or the slice of it that is ``wanted``; ``in_order`` as for a prompt.
+
+    ``impatient``: somebody who could compute as well waits for it, and not for peers that are all silent.
+    """
 
     manifest: Cid
     wanted: Slice = WHOLE
     in_order: bool = False
+    impatient: bool = False
 
     @property
     def lookup_keys(self) -> Sequence[bytes]:

@@ -20,6 +20,7 @@ from tests.cli.daemon import FakeDaemon
 COMMANDS = [
     *("keygen", "publish", "inspect", "verify", "fetch", "generate", "export", "import", "status", "doctor"),
     *("trust add", "trust list", "trust remove"),
+    *("namespace create", "namespace list", "grant", "grants add", "grants remove"),
 ]
 
 

@@ -217,7 +217,7 @@ def test_all_of_several_faults_are_told(cli: Cli, home: Path) -> None:
     sample = make_sample([1, 2, 3], created=NOW - 90_000, expires=NOW - 3600)
     store(home, sample)
     flip_block(home, data_blocks(sample)[0], 0)
-    assert _codes(cli, sample.cid) == (3, ["integrity.hash", "trust.expired", "trust.untrusted"])
+    assert _codes(cli, sample.cid) == (3, ["integrity.hash", "trust.untrusted", "trust.expired"])
     told = cli("verify", sample.cid).out
     assert "[trust.expired]" in told
     assert f"not usable: {sample.cid}" in told

@@ -87,7 +87,7 @@ def test_publish_signs_the_text_and_hands_it_to_the_daemon(
     assert manifest.expires == document["expires"]
     assert abs(manifest.expires - time.time() - 30 * 86_400) < 60
     assert manifest.tokens.inline == encode_tokens(load_checkpoint(folder, Dtype.FP32).document_ids(TEXT))
-    assert [entry["did"] for entry in cli("trust", "list", "--json").document["publishers"]] == [did]
+    assert [rule["publisher"] for rule in cli("trust", "list", "--json").document["rules"]] == [did]
     assert seen[1].open().model_name == "my model"
     assert seen[1].open().dtype is Dtype.BF16
     assert told.out.splitlines()[0] == f"manifest   {seen[1].cid}"
@@ -161,6 +161,12 @@ def test_generate_tells_the_daemon_where_the_document_ends(
     assert first["token_ids"][: len(TEXT)] == load_checkpoint(folder, Dtype.BF16).document_ids(TEXT)
     assert (first["shared"], second["shared"]) == (len(TEXT), None)
     assert first["dtype"] == "bf16"
+
+
+def test_generate_refuses_a_level_of_verification_that_is_none(cli: Cli, text_file: Path) -> None:
+    told = cli("generate", "no/model", "--prompt-file", text_file, "--question", "?", "--verify", "sample=0", "--json")
+    assert (told.status, told.error["code"]) == (2, "usage")
+    assert "sample=0" in told.error["message"]
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", None])

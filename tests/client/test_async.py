@@ -55,7 +55,7 @@ def test_every_call_against_a_real_node(
             assert row["manifest_cid"] == str(published.manifest)
             assert (await client.artifact(published.manifest))["token_block"] is None
             assert await client.trust_add(did)
-            assert [publisher["did"] for publisher in await client.trust_list()] == [did]
+            assert [rule["publisher"] for rule in await client.trust_list()] == [did]
             prefill = await client.prefill(model, prompt, shared=SHARED, on_event=lambda event: events.append(event["event"]))
             assert prefill.report.hit_tokens == SHARED
             assert cache_bytes(prefill.cache) == expected
@@ -77,6 +77,8 @@ def test_every_call_against_a_real_node(
                     lease.manifest
                 )
                 assert (await client.stats())["room"]["leases"] >= 1
+            renewed = await client.renew(published.manifest, KEY)
+            assert await client.announce(renewed) >= 4
             assert await client.trust_remove(did)
             with pytest.raises(UntrustedPublisherError):
                 await client.import_car(tmp_path / "artifact.car")

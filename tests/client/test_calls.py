@@ -36,8 +36,8 @@ def test_what_is_asked_for() -> None:
     assert calls.lease(CID, 5.0) == calls.Call("POST", "/v1/leases", {"manifest": str(CID), "seconds": 5.0})
     assert calls.renew("name", 5.0) == calls.Call("POST", "/v1/leases/name", {"seconds": 5.0})
     assert calls.release("name") == calls.Call("DELETE", "/v1/leases/name")
-    assert calls.trust_add("did", "note") == calls.Call("POST", "/v1/trust", {"did": "did", "note": "note"})
-    assert calls.trust_remove("did") == calls.Call("DELETE", "/v1/trust", {"did": "did"})
+    assert calls.trust_add("did", "note") == calls.Call("POST", "/v1/trust", {"publisher": "did", "note": "note"})
+    assert calls.trust_remove("did") == calls.Call("DELETE", "/v1/trust", {"publisher": "did"})
 
 
 def test_no_socket_is_no_daemon(tmp_path: Path) -> None:

@@ -14,15 +14,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from nacl.signing import SigningKey
 
 from p2pkv import __version__
 from p2pkv.client.doctor import home as home_checks, machine, node
 from p2pkv.client.doctor.examine import examine
 from p2pkv.client.doctor.finding import Finding, State
 from p2pkv.errors import DaemonUnreachableError, KeyFileError
+from p2pkv.formats.did import encode_did
+from p2pkv.formats.revocations import Revocations
+from p2pkv.formats.statement import SignedStatement
 from p2pkv.limits import EARLIEST_TIME_S, MAX_CLOCK_SKEW_S, MIN_OPEN_FILES
 from p2pkv.store.home import Holder, HomeLayout
-from p2pkv.store.secrets import load_or_create_node_seed, write_publisher_key
+from p2pkv.store.publisher_key import write_publisher_key
+from p2pkv.store.secrets import load_or_create_node_seed
+from p2pkv.store.statement_files import StatementFiles
 from p2pkv.store.store import open_store
 from p2pkv.store.survey import survey_index, survey_packs
 from p2pkv.store.trust_file import TrustFile
@@ -307,6 +313,25 @@ def test_the_clock(now: int, newest: int | None, synchronised: bool | None, stat
     found = machine.check_clock(now, newest, synchronised)
     assert found.state is state
     assert bool(found.advice) is (state is not State.OK)
+
+
+def test_a_clock_that_publishers_disagree_with_is_seen(home: Path) -> None:
+    """One of them may be wrong; two are not, by the same hour."""
+    records = StatementFiles(HomeLayout(home).statements)
+    later = int(time.time()) + 3600
+
+    def sign(key: SigningKey, created: int) -> None:
+        publisher = encode_did(bytes(key.verify_key))
+        listed = Revocations(publisher=publisher, sequence=created, created=created, items=())
+        records.hear(SignedStatement.sign(listed, key))
+
+    sign(SigningKey(bytes(31) + b"1"), later)
+    sign(SigningKey(bytes(31) + b"2"), later - 3600)
+    assert "publishers signed" not in by_name(home)["clock"].found
+    sign(SigningKey(bytes(31) + b"3"), 2**63 - 1)
+    found = by_name(home)["clock"]
+    assert found.state is State.PROBLEM
+    assert "2 publishers signed something" in found.found
 
 
 def test_a_clock_that_went_back_is_seen_in_the_index(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

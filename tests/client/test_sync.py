@@ -6,6 +6,7 @@ import gc
 import shutil
 import struct
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from nacl.signing import SigningKey
 from transformers import LlamaForCausalLM
 
 from p2pkv import Client, Prefill
-from p2pkv.errors import DaemonUnreachableError, FormatError, P2pkvError, UsageError
+from p2pkv.client.calls import read_envelope
+from p2pkv.errors import DaemonUnreachableError, FormatError, ManifestError, NotFoundError, P2pkvError, UsageError
 from p2pkv.formats.cid import Cid, Codec
 from p2pkv.formats.did import encode_did
+from p2pkv.formats.draft import encode_draft
 from p2pkv.limits import MAX_CODED_BLOCK_BYTES, MAX_FILE_OFFSET
 from p2pkv.store.home import HomeLayout
 from p2pkv.store.location import Location
@@ -324,7 +327,7 @@ def test_every_call_against_a_real_node(
         assert "[trust.untrusted]" in str(untrusted.report)
         assert client.trust_add(did, "me")
         assert not client.trust_add(did)
-        assert [publisher["did"] for publisher in client.trust_list()] == [did]
+        assert [rule["publisher"] for rule in client.trust_list()] == [did]
         with pytest.raises(P2pkvError) as caught:
             client.trust_add("nobody")
         assert isinstance(caught.value, FormatError | UsageError)
@@ -341,6 +344,20 @@ def test_every_call_against_a_real_node(
         for outside in ({"segments": 4}, {"segments": 0}, {"layers": range(99, 100)}, {"layers": range(2, 1)}):
             with pytest.raises(UsageError):
                 client.fetch(published.manifest, **outside)
+        assert client.announce(published.manifest) >= 4, "three boundaries and the manifest"
+        renewed = client.renew(published.manifest, KEY, expires=4_100_000_000)
+        old, new = (read_envelope(client.artifact(cid)).open() for cid in (published.manifest, renewed))
+        assert encode_draft(new) == encode_draft(old)
+        assert (new.expires, new.licence) == (4_100_000_000, "CC0-1.0")
+        assert new.sequence > old.sequence
+        with pytest.raises(UsageError, match="does not follow"):
+            client.renew(renewed, KEY, sequence=old.sequence)
+        with pytest.raises(ManifestError):
+            client.renew(renewed, SigningKey(bytes(32)))
+        for missing in (client.announce, partial(client.renew, key=KEY)):
+            with pytest.raises(NotFoundError):
+                missing(Cid.of_node(b"nobody"))
+        assert [row["manifest_cid"] for row in client.artifacts()][:1] == [str(renewed)]
         assert client.trust_remove(did)
         assert not client.trust_remove(did)
         client.shutdown()

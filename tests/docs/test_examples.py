@@ -15,7 +15,7 @@ from nacl.signing import SigningKey
 
 from p2pkv.formats.did import encode_did
 from p2pkv.store.home import HomeLayout
-from p2pkv.store.secrets import write_publisher_key
+from p2pkv.store.publisher_key import write_publisher_key
 from p2pkv.store.trust_file import TrustFile
 from tests.docs.pages import NAMES, read
 

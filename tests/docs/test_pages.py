@@ -20,9 +20,9 @@ from p2pkv.store.home import HomeLayout
 from p2pkv.store.index import StoredArtifact
 from p2pkv.store.progress import Step
 from p2pkv.store.store import StoreStatistics
-from p2pkv.store.trust_file import TrustedPublisher
 from p2pkv.swarm.report import FetchReport, FetchState, Matched, Progress, Refusal, SegmentReady
 from p2pkv.swarm.serve import ServerStatistics
+from p2pkv.trust.rules import Rule
 from p2pkv_node.condition import Condition
 from p2pkv_node.config import DEFAULT_LISTEN, NodeConfig
 from p2pkv_node.control import _STATUS, control_app
@@ -109,7 +109,7 @@ def test_statuses_follow_from_faults() -> None:
         ("## `GET /v1/status`", (StoreStatistics, ServerStatistics, AnnouncerStatistics, Condition), set[str]()),
         ("## `GET /v1/artifacts`", (StoredArtifact,), set[str]()),
         ("### Events", (Progress, PeerProgress, Matched, SegmentReady, FetchReport, Refusal), {"artifact"}),
-        ("## `/v1/trust`", (TrustedPublisher,), set[str]()),
+        ("## `/v1/trust`", (Rule,), set[str]()),
         ("## `POST /v1/gc`", (Collected, Evicted), set[str]()),
     ],
 )

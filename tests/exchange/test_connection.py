@@ -8,6 +8,7 @@ from p2pkv.artifact.match import Match
 from p2pkv.errors import IntegrityError, ProtocolError
 from p2pkv.exchange.connection import BULK, FROM_CONSUMER, FROM_PROVIDER, ConsumerConnection, ProviderConnection
 from p2pkv.exchange.messages import (
+    AskStatements,
     Block,
     BulkClosed,
     BulkOffered,
@@ -21,11 +22,12 @@ from p2pkv.exchange.messages import (
     Message,
     MessageType,
     Query,
+    Statements,
     WantBlocks,
     encode,
 )
 from p2pkv.formats.cid import Cid
-from p2pkv.limits import MAX_UNSENT_BYTES, MAX_WANTS_PER_PEER
+from p2pkv.limits import MAX_STATEMENT_BYTES, MAX_STATEMENTS, MAX_UNSENT_BYTES, MAX_WANTS_PER_PEER
 
 DATA = {Cid.of_block(bytes((number,))): bytes((number,)) for number in range(12)}
 CIDS = list(DATA)
@@ -94,6 +96,8 @@ EXAMPLES: dict[MessageType, Message] = {
     MessageType.HELLO: Hello("x"),
     MessageType.QUERY: Query(1, ()),
     MessageType.MATCHES: Matches(1, ()),
+    MessageType.ASK_STATEMENTS: AskStatements(1, bytes(32), ()),
+    MessageType.STATEMENTS: Statements(2, ()),
     MessageType.WANT: WantBlocks((A,)),
     MessageType.BLOCK: Block(A, DATA[A]),
     MessageType.DONT_HAVE: DontHave((A,)),
@@ -114,6 +118,7 @@ def test_every_type_is_for_somebody() -> None:
 @pytest.mark.parametrize("kind", sorted(set(MessageType) - {MessageType.HELLO}))
 def test_the_table_of_who_may_send_what(pair: Pair, kind: MessageType) -> None:
     pair.consumer.query([])
+    pair.consumer.ask_statements(bytes(32), [])
     pair.consumer.want([A])
     pair.consumer.request_bulk()
     for connection, allowed in ((pair.consumer, FROM_PROVIDER), (pair.provider, FROM_CONSUMER)):
@@ -125,7 +130,7 @@ def test_the_table_of_who_may_send_what(pair: Pair, kind: MessageType) -> None:
                 connection.receive_data(frame[:5])  # the header is enough
 
 
-@pytest.mark.parametrize("answer", [Matches(1, ()), Block(A, DATA[A]), DontHave((A,)), OFFER])
+@pytest.mark.parametrize("answer", [Matches(1, ()), Statements(1, ()), Block(A, DATA[A]), DontHave((A,)), OFFER])
 def test_an_answer_to_nothing_is_refused(pair: Pair, answer: Message) -> None:
     with pytest.raises(ProtocolError):
         pair.consumer.receive_data(encode(answer))
@@ -178,6 +183,46 @@ def test_a_peer_that_asks_on_and_reads_nothing_is_cut_off(pair: Pair) -> None:
         pair.provider.answer(request, matches)
     pair.provider.answer(0, matches)  # one more, and the bound is passed
     pair.consumer.query([])
+    with pytest.raises(ProtocolError, match="not read"):
+        pair.to_provider()
+
+
+# --- statements ---------------------------------------------------------------------------------------------------------
+
+
+def test_statements_are_asked_for_and_told_once(pair: Pair) -> None:
+    request = pair.consumer.ask_statements(bytes(32), [A])
+    assert pair.to_provider() == [AskStatements(request, bytes(32), (A,))]
+    pair.provider.tell_statements(request, [b"one", b"two"])
+    assert pair.to_consumer() == [Statements(request, (b"one", b"two"))]
+    pair.provider.tell_statements(request, [])
+    with pytest.raises(ProtocolError, match="not made"):
+        pair.to_consumer()
+
+
+def test_statements_are_no_answer_to_a_query(pair: Pair) -> None:
+    pair.provider.tell_statements(pair.consumer.query([]), [])
+    with pytest.raises(ProtocolError, match="not made"):
+        pair.to_consumer()
+
+
+def test_what_does_not_fit_one_answer_is_left_out(pair: Pair) -> None:
+    large, small = bytes(MAX_STATEMENT_BYTES), b"small"
+    request = pair.consumer.ask_statements(bytes(32), [])
+    pair.provider.tell_statements(request, [small, large, large, large, small])
+    assert pair.to_consumer() == [Statements(request, (small, large, small))]
+    request = pair.consumer.ask_statements(bytes(32), [])
+    most = bytes(MAX_STATEMENT_BYTES - 64)
+    pair.provider.tell_statements(request, [most, most, *[b""] * 9])
+    assert pair.to_consumer() == [Statements(request, (most, most, *[b""] * (MAX_STATEMENTS - 2)))]
+
+
+def test_a_peer_that_asks_on_and_reads_no_statements_is_cut_off(pair: Pair) -> None:
+    for _ in range(MAX_UNSENT_BYTES // MAX_STATEMENT_BYTES):
+        request = pair.consumer.ask_statements(bytes(32), [])
+        pair.to_provider()
+        pair.provider.tell_statements(request, [bytes(MAX_STATEMENT_BYTES)])
+    pair.consumer.ask_statements(bytes(32), [])
     with pytest.raises(ProtocolError, match="not read"):
         pair.to_provider()
 

@@ -12,6 +12,7 @@ from p2pkv.artifact.match import Match
 from p2pkv.errors import ProtocolError
 from p2pkv.exchange.messages import (
     HEADER_BYTES,
+    AskStatements,
     Block,
     BulkClosed,
     BulkOffered,
@@ -26,6 +27,7 @@ from p2pkv.exchange.messages import (
     Message,
     MessageType,
     Query,
+    Statements,
     WantBlocks,
     block_header,
     encode,
@@ -48,6 +50,7 @@ from tests.support.strategies import cids, digests, texts
 VECTORS = {name: vector.data for name, vector in vectors.load("exchange.json").items() if not name.startswith("bulk lane")}
 SKIPPED = {entry["name"]: bytes.fromhex(entry["hex"]) for entry in vectors.document("exchange.json")["skipped"]}
 TOLERATED = {entry["name"]: entry for entry in vectors.document("exchange.json")["tolerated"]}
+STATEMENTS = vectors.load("statements.json")
 CIDS = tuple(Cid.of_block(block) for block in samples.BLOCKS)
 MANIFEST = samples.envelope().cid
 CHAIN_KEY = samples.manifest().last_chain_key
@@ -60,6 +63,9 @@ MESSAGES: dict[str, Message] = {
     "query": Query(1, (CHAIN_KEY,)),
     "matches": Matches(1, (Match(MANIFEST, 1, 1, b"\x01"),)),
     "no matches": Matches(2**31 - 1, ()),
+    "ask-statements": AskStatements(3, bytes(samples.KEY.verify_key), (Cid.of_node(STATEMENTS["revocations"].data),)),
+    "statements": Statements(3, (STATEMENTS["succession"].data,)),
+    "no statements": Statements(0, ()),
     "want": WantBlocks(CIDS),
     "empty want": WantBlocks(()),
     "block": Block(CIDS[0], samples.BLOCKS[0]),
@@ -89,6 +95,8 @@ messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(Hello, names, st.frozensets(names, max_size=5)),
     st.builds(Query, request_ids, st.lists(digests, max_size=5).map(tuple)),
     st.builds(Matches, request_ids, st.lists(matches(), max_size=3).map(tuple)),
+    st.builds(AskStatements, request_ids, digests, cid_tuples),
+    st.builds(Statements, request_ids, st.lists(st.binary(max_size=50), max_size=6).map(tuple)),
     st.builds(WantBlocks, cid_tuples),
     st.builds(Block, cids, st.binary(max_size=200)),
     st.builds(DontHave, cid_tuples),

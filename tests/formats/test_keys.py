@@ -82,6 +82,8 @@ def test_golden_keys() -> None:
     assert list(long) == [golden("first segment"), golden("tail behind a segment")]
     assert keys.chain(model_id, [], namespace=b"secret").keys == (golden("chain root, private"),)
     assert keys.dht_key(short.last) == bytes.fromhex(VECTORS["dht key"].fields["multihash"])
+    public_key = bytes(samples.KEY.verify_key)
+    assert keys.publisher_key(public_key) == bytes.fromhex(VECTORS["publisher key"].fields["multihash"])
 
 
 def test_golden_parts_of_a_model_id() -> None:

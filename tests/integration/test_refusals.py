@@ -37,7 +37,7 @@ from p2pkv.formats.segment import Segment
 from p2pkv.formats.tensors import Dtype
 from p2pkv.limits import MAX_CLOCK_SKEW_S
 from p2pkv.store.home import HomeLayout
-from p2pkv.store.secrets import read_publisher_key, write_publisher_key
+from p2pkv.store.publisher_key import read_publisher_key, write_publisher_key
 from tests.integration.conftest import SHARED
 from tests.support.crafted import Pieces, compute, sign_anything
 from tests.support.llama import assert_right, build_model, cache_bytes
@@ -229,8 +229,8 @@ async def test_an_index_of_a_newer_p2pkv(town: Town, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "error", "code", "advice"),
     [
-        (json.dumps({"version": 2, "publishers": []}), UnknownVersionError, "format.version", "Upgrade"),
-        ('{"version": 1, "publishers": [', StoreError, "store.io", "Nobody is trusted until it is mended"),
+        (json.dumps({"version": 3, "rules": []}), UnknownVersionError, "format.version", "Upgrade"),
+        ('{"version": 2, "rules": [', StoreError, "store.io", "Nobody is trusted until it is mended"),
     ],
     ids=["version", "cut-off"],
 )

@@ -11,15 +11,18 @@ import pytest
 import trio
 
 from p2pkv.formats.cid import Cid
+from p2pkv.ports import PeerAddress
 from p2pkv.routing.boundaries import announce_keys
 from p2pkv.store.collect import Collected
 from p2pkv.store.progress import Progress
 from p2pkv.store.staging import open_staging
 from p2pkv.store.store import Store, open_store
 from p2pkv.swarm.context import Context, in_thread
+from p2pkv.trust.policy import Decision
 from p2pkv_node.collecting import Why
 from p2pkv_node.config import NodeConfig
 from p2pkv_node.node import Node
+from sims.routing import MemoryRouting, ProviderRecords
 from tests.support.artifacts import Sample, make_sample
 
 ONE = make_sample(list(range(600)))
@@ -33,10 +36,10 @@ async def node(tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[Node]:
     with open_store(tmp_path) as store:
         context = Context(
             network=nothing,
-            routing=nothing,
+            routing=MemoryRouting(ProviderRecords(), PeerAddress("own")),
             store=store,
             catalog=store,
-            trusted=set,
+            judge=lambda manifest, cid: Decision(()),
             wall_clock=lambda: 0.0,
             rng=random.Random(0),
             offload=in_thread,

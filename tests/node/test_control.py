@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import time
 from typing import Any
 
 import httpx
@@ -16,6 +17,7 @@ from p2pkv.limits import MAX_REQUEST_BYTES, MAX_TRUST_NOTE_BYTES
 from p2pkv.store.home import HomeLayout
 from tests.node.conftest import PROMPT, events_of
 from tests.support.artifacts import PUBLISHER, Sample, model
+from tests.support.samples import manifest
 from tests.support.town import Daemon, Town, until
 
 OTHER_DID = encode_did(bytes(range(32)))
@@ -26,6 +28,20 @@ def error_of(answer: httpx.Response) -> dict[str, str]:
     assert error.keys() == {"code", "fault", "message", "advice"}
     assert error["advice"]
     return error
+
+
+async def test_a_defect_of_the_daemon_is_said_as_every_error_and_logged(
+    daemon: Daemon, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("secret details")
+
+    monkeypatch.setattr(daemon.node.store.collector, "collect", fail)
+    answer = await http.post("/v1/gc", json={})
+    assert (answer.status_code, error_of(answer)["code"]) == (500, "internal")
+    assert "secret details" not in answer.text
+    await until(lambda: "ZeroDivisionError: secret details" in caplog.text)
+    assert (await http.get("/v1/status")).status_code == 200
 
 
 # --- resources ------------------------------------------------------------------------------------------------------------
@@ -93,17 +109,26 @@ async def test_an_artifact_that_is_not_here_or_no_cid(http: httpx.AsyncClient) -
 
 
 async def test_trust_is_added_listed_and_removed(daemon: Daemon, http: httpx.AsyncClient) -> None:
-    answer = await http.post("/v1/trust", json={"did": OTHER_DID, "note": "a friend"})
-    assert (answer.status_code, answer.json()) == (201, {"did": OTHER_DID, "added": True})
-    answer = await http.post("/v1/trust", json={"did": OTHER_DID})
-    assert (answer.status_code, answer.json()) == (200, {"did": OTHER_DID, "added": False})
-    listed = (await http.get("/v1/trust")).json()["publishers"]
-    assert [publisher["did"] for publisher in listed] == [PUBLISHER, OTHER_DID]
-    assert OTHER_DID in daemon.node.context.trusted()
-    for removed in (True, False):
-        answer = await http.request("DELETE", "/v1/trust", json={"did": OTHER_DID})
-        assert answer.json() == {"did": OTHER_DID, "removed": removed}
-    assert OTHER_DID not in daemon.node.context.trusted()
+    theirs = manifest(publisher=OTHER_DID, created=int(time.time()), expires=None)
+
+    def accepted() -> bool:
+        return daemon.node.context.judge(theirs, Cid.of_node(b"")).accepted
+
+    answer = await http.post("/v1/trust", json={"publisher": OTHER_DID, "note": "a friend"})
+    assert (answer.status_code, answer.json()["added"]) == (201, True)
+    assert answer.json()["rule"]["action"] == "accept"
+    answer = await http.post("/v1/trust", json={"publisher": OTHER_DID})
+    assert (answer.status_code, answer.json()["added"]) == (200, False)
+    listed = (await http.get("/v1/trust")).json()["rules"]
+    assert [rule["publisher"] for rule in listed] == [PUBLISHER, OTHER_DID]
+    assert accepted()
+    rejecting = {"action": "reject", "publisher": OTHER_DID, "model": theirs.model_id.hex()}
+    assert (await http.post("/v1/trust", json=rejecting)).status_code == 201
+    assert not accepted()
+    for removed in (2, 0):
+        answer = await http.request("DELETE", "/v1/trust", json={"publisher": OTHER_DID})
+        assert len(answer.json()["removed"]) == removed
+    assert not accepted()
 
 
 # --- fetch ----------------------------------------------------------------------------------------------------------------
@@ -135,12 +160,14 @@ NONSENSE: list[dict[str, Any]] = [
     {"in_order": None},
     {"segments": 1},
     {"layers": [0, 1]},
+    {"impatient": True},
 ]
 NO_SLICES: list[dict[str, Any]] = [
     *({"segments": value} for value in (0, -1, 1.0, True, "1", [1], 2**40)),
     *({"layers": value} for value in (1, "0:1", [], [0], [0, 1, 2], [0, 0], [1, 0], [-1, 1], [0, 2**40], [0, 1.0])),
     *({"layers": value} for value in ([False, True], [None, 1], ["0", "1"], {"0": 1})),
     {"in_order": "yes"},
+    {"impatient": 1},
 ]
 
 
@@ -206,9 +233,11 @@ BAD_CALLS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/publish", {"manifest": 5, "staging": "x"}),
     ("/v1/publish", {"manifest": str(Cid.of_node(b""))}),
     ("/v1/trust", {}),
-    ("/v1/trust", {"did": 1}),
-    ("/v1/trust", {"did": "did:key:zNo"}),
-    ("/v1/trust", {"did": OTHER_DID, "note": "x" * (MAX_TRUST_NOTE_BYTES + 1)}),
+    ("/v1/trust", {"publisher": 1}),
+    ("/v1/trust", {"publisher": "did:key:zNo"}),
+    ("/v1/trust", {"publisher": OTHER_DID, "model": "12"}),
+    ("/v1/trust", {"publisher": "*"}),
+    ("/v1/trust", {"publisher": OTHER_DID, "note": "x" * (MAX_TRUST_NOTE_BYTES + 1)}),
 ]
 
 

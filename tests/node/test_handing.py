@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from p2pkv.formats.cid import Cid, Codec
-from p2pkv.store import car_file, staging as store_staging
+from p2pkv.store import car_reading, staging as store_staging
 from p2pkv.store.car_file import import_car
 from p2pkv.store.staging import open_staging
 from tests.node.conftest import events_of
@@ -163,7 +163,7 @@ async def test_a_client_that_leaves_ends_its_import_and_the_next_goes_on(
         written.append(cid)
         write(cid, data)
 
-    monkeypatch.setattr(car_file, "_PIECE_BYTES", 4096)
+    monkeypatch.setattr(car_reading, "_PIECE_BYTES", 4096)
     monkeypatch.setattr(daemon.node.store, "write", hold)
     await leave(daemon, http, "/v1/import", {"path": str(file)}, gate)
     await until(lambda: not daemon.node._file_work.borrowed_tokens)
@@ -184,7 +184,7 @@ async def test_an_import_is_refused_as_an_event(daemon: Daemon, http: httpx.Asyn
     incomplete(file, sample)
     (*_, error) = await events_of(http, {"path": str(file)}, "/v1/import")
     assert (error["event"], error["code"]) == ("error", "fetch.incomplete")
-    daemon.node.trust.remove(PUBLISHER)
+    daemon.node.trust.rules.remove(PUBLISHER)
     (error,) = await events_of(http, {"path": str(file)}, "/v1/import")
     assert (error["event"], error["code"], error["fault"]) == ("error", "trust.untrusted", "policy")
     (error,) = await events_of(http, {"path": str(file.parent / "nothing.car")}, "/v1/import")

@@ -22,6 +22,7 @@ from p2pkv.store.database import Database
 from p2pkv.store.home import HomeLayout
 from p2pkv.store.store import Store
 from p2pkv.swarm.context import Context
+from p2pkv.trust.policy import Decision
 from p2pkv_node import node as node_module
 from p2pkv_node.config import NodeConfig
 from p2pkv_node.node import Node
@@ -76,7 +77,7 @@ def bare_node(store: Store, nursery: trio.Nursery) -> Node:
         routing=nothing,
         store=store,
         catalog=store,
-        trusted=set,
+        judge=lambda manifest, cid: Decision(()),
         wall_clock=lambda: 0.0,
         rng=random.Random(0),
         offload=in_place,

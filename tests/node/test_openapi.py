@@ -141,18 +141,20 @@ async def test_real_answers_and_events_are_as_it_says(
     with open_staging(daemon.home) as staging:
         body = {"staging": staging.name, "manifest": manifest}
         assert (await api.events("/v1/publish", body))[-1]["event"] == "report"
+    assert (await api.call("POST", "/v1/announce", {"manifest": manifest}))["keys"]
+    await api.call("POST", "/v1/announce", {"manifest": NOBODY}, status=404)
     lease = (await api.call("POST", "/v1/leases", {"manifest": manifest, "seconds": 30}, status=201))["lease"]
     await api.call("POST", "/v1/leases/{lease}", {"seconds": 60.5}, lease=lease)
     await api.call("DELETE", "/v1/leases/{lease}", lease=lease)
     await api.call("POST", "/v1/leases/{lease}", {"seconds": 1}, lease=lease, status=404)
     for status in (201, 200):
         await api.call("POST", "/v1/pins", {"name": "release", "manifest": manifest}, status=status)
-        await api.call("POST", "/v1/trust", {"did": did, "note": "a friend"}, status=status)
+        await api.call("POST", "/v1/trust", {"publisher": did, "note": "a friend"}, status=status)
     await api.call("GET", "/v1/pins")
     await api.call("GET", "/v1/trust")
     await api.call("DELETE", "/v1/artifacts/{cid}", cid=manifest, status=400)
     await api.call("DELETE", "/v1/pins", {"name": "release"})
-    await api.call("DELETE", "/v1/trust", {"did": did})
+    await api.call("DELETE", "/v1/trust", {"publisher": did})
     told = {"model_id": model().model_id.hex(), "device": "cpu", "hit_tokens": 5, "loading_s": 0.1, "tokens_per_s": 10.0}
     await api.call("POST", "/v1/prefills", told)
     await until(lambda: not daemon.node.fetches)  # until then they have leases

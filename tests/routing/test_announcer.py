@@ -46,6 +46,32 @@ class Node:
         return [at for at, sent in self.sent if sent == key]
 
 
+def test_a_key_is_repeated_when_asked_for_and_then_as_always() -> None:
+    node = Node()
+    (key,) = keys(1)
+    node.announcer.repeat(key, node.now)  # also one that is new
+    node.run(1.0)
+    node.run(HOUR)
+    assert len(node.times(key)) == 1
+    node.announcer.repeat(key, node.now)
+    node.run(1.0)
+    assert len(node.times(key)) == 2
+    node.run(ANNOUNCE_PERIOD_S)
+    assert len(node.times(key)) == 3
+
+
+def test_a_key_under_way_is_not_repeated() -> None:
+    announcer = Announcer(random.Random(0))
+    (key,) = keys(1)
+    announcer.add(key, 0.0)
+    assert announcer.next_due(0.0) == key
+    announcer.repeat(key, 0.0)
+    assert announcer.next_due(0.0) is None
+    announcer.confirm(key, True, 1.0)
+    assert announcer.next_due(1.0) is None
+    assert announcer.statistics(1.0) == AnnouncerStatistics(1, 1, 0.0)
+
+
 def keys(count: int) -> list[bytes]:
     return [number.to_bytes(34, "big") for number in range(count)]
 

@@ -22,7 +22,7 @@ from p2pkv.formats.cid import Cid
 from p2pkv.formats.dagcbor import encode
 from p2pkv.formats.manifest import Manifest
 from p2pkv.limits import WORK_LEASE_S
-from p2pkv.store import car_file
+from p2pkv.store import car_file, car_reading
 from p2pkv.store.car_file import CarArtifact, export_car, import_car
 from p2pkv.store.progress import Progress, Step, ignore
 from p2pkv.store.store import Store, open_store
@@ -62,7 +62,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def take(store: Store, file: Path, on_progress: Progress = ignore) -> CarArtifact:
-    return import_car(store, file, judge=lambda manifest: None, on_progress=on_progress)
+    return import_car(store, file, judge=lambda manifest, cid: None, on_progress=on_progress)
 
 
 def listed(store: Store) -> list[tuple[Cid, bool]]:
@@ -111,7 +111,7 @@ def test_an_interrupted_import_goes_on_where_it_was(
     tmp_path: Path, file: Path, heard: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also after a restart and a collection: what was stored is not written again, and nothing is listed before the end."""
-    monkeypatch.setattr(car_file, "_PIECE_BYTES", len(whole(SAMPLE)) // 5)
+    monkeypatch.setattr(car_reading, "_PIECE_BYTES", len(whole(SAMPLE)) // 5)
     file.write_bytes(whole(SAMPLE))
     with open_store(tmp_path / "home") as store:
         with pytest.raises(Left):
@@ -139,7 +139,7 @@ def test_what_an_import_left_is_collected_when_its_lease_is_over(
 
 
 def test_an_import_is_not_collected_meanwhile(store: Store, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(car_file, "_PIECE_BYTES", 4096)
+    monkeypatch.setattr(car_reading, "_PIECE_BYTES", 4096)
     file.write_bytes(whole(SAMPLE))
     take(store, file, lambda *_: assert_kept(store))
     assert {cid: store.read(cid) for cid in SAMPLE.blocks} == SAMPLE.blocks
@@ -165,7 +165,7 @@ def test_what_is_stored_may_be_missing_in_the_file(store: Store, file: Path, sto
 
 
 def test_nothing_is_stored_of_what_is_not_trusted(store: Store, file: Path) -> None:
-    def refuse(manifest: Manifest) -> None:
+    def refuse(manifest: Manifest, cid: Cid) -> None:
         raise UntrustedPublisherError(f"{manifest.publisher} is a stranger")
 
     file.write_bytes(whole(SAMPLE))
@@ -264,7 +264,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from p2pkv.formats.cid import Cid
-from p2pkv.store import car_file
+from p2pkv.store import car_file, car_reading
 from p2pkv.store.store import open_store
 
 left = int(sys.argv[4])
@@ -275,10 +275,10 @@ def hear(step, done, total):
     if left < 0:
         os.kill(os.getpid(), signal.SIGKILL)
 
-car_file._PIECE_BYTES = 4096
+car_reading._PIECE_BYTES = 4096
 with open_store(Path(sys.argv[2])) as store:
     if sys.argv[1] == "import":
-        car_file.import_car(store, Path(sys.argv[3]), judge=lambda manifest: None, on_progress=hear)
+        car_file.import_car(store, Path(sys.argv[3]), judge=lambda manifest, cid: None, on_progress=hear)
     else:
         (row,) = store.index.artifacts()
         car_file.export_car(store, row.manifest_cid, Path(sys.argv[3]), hear)

@@ -16,7 +16,8 @@ from p2pkv.limits import MAX_QUERY_KEYS, MAX_QUERY_MATCHES
 from p2pkv.store.database import Database
 from p2pkv.store.index import ArtifactIndex
 from p2pkv.store.store import open_store
-from tests.store.builders import OTHER_DID, Artifact, make_artifact, tokens
+from p2pkv.store.survey import newest_sequence
+from tests.store.builders import DID, OTHER_DID, Artifact, make_artifact, tokens
 from tests.support.index import open_index
 
 LONG = make_artifact(tokens(9, 10))
@@ -45,6 +46,31 @@ def test_the_longest_match_comes_first(index: ArtifactIndex) -> None:
     ]
     assert matches[0].held == b"\xff\x03"
     assert all(map(matches[0].holds, range(10)))
+
+
+def test_of_equals_the_one_that_was_signed_last_comes_first(index: ArtifactIndex) -> None:
+    signed = {number: make_artifact(tokens(3), sequence=number) for number in (5, 9, 2)}
+    for artifact in signed.values():
+        add(index, artifact)
+    assert [match.manifest for match in index.match(SHORT.keys)] == [signed[number].manifest_cid for number in (9, 5, 2)]
+    add(index, LONG)
+    assert index.match(LONG.keys)[0].manifest == LONG.manifest_cid
+
+
+def test_the_newest_of_one_publisher_for_one_text_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "index.sqlite"
+    last = SHORT.keys[-1]
+    assert newest_sequence(path, DID, last) is None
+    with open_index(path) as index:
+        for number in (5, 9, 2):
+            add(index, make_artifact(tokens(3), sequence=number))
+        add(index, make_artifact(tokens(3), sequence=70, did=OTHER_DID))
+        add(index, make_artifact(tokens(9, 10), sequence=80))
+        for _ in range(2):  # while it is open, and through its log
+            assert newest_sequence(path, DID, last) == 9
+    assert newest_sequence(path, DID, last) == 9
+    assert newest_sequence(path, OTHER_DID, last) == 70
+    assert newest_sequence(path, DID, bytes(32)) is None
 
 
 def test_a_text_that_goes_on_otherwise_matches_its_prefix(index: ArtifactIndex) -> None:

@@ -5,18 +5,16 @@ import random
 from pathlib import Path
 
 import pytest
+from nacl.signing import SigningKey
 
 from p2pkv.errors import DiskFullError, KeyFileError, P2pkvError, UnknownVersionError
+from p2pkv.formats.did import encode_did
 from p2pkv.store import files
-from p2pkv.store.secrets import (
-    load_or_create_node_seed,
-    read_publisher_key,
-    read_secret,
-    write_publisher_key,
-    write_secret,
-)
+from p2pkv.store.publisher_key import read_publisher_key, write_publisher_key
+from p2pkv.store.secrets import load_or_create_node_seed, read_secret, write_secret
 
 SEED = bytes(range(200, 232))
+DID = encode_did(bytes(SigningKey(SEED).verify_key))
 
 
 def put(path: Path, data: bytes, mode: int = 0o600) -> Path:
@@ -25,10 +23,10 @@ def put(path: Path, data: bytes, mode: int = 0o600) -> Path:
     return path
 
 
-def test_a_publisher_key_is_two_lines_of_text_for_its_owner(tmp_path: Path) -> None:
+def test_a_publisher_key_is_three_lines_of_text_for_its_owner(tmp_path: Path) -> None:
     path = tmp_path / "keys" / "me.key"
-    write_publisher_key(path, SEED)
-    assert path.read_text() == f"p2pkv publisher key v1\n{SEED.hex()}\n"
+    assert write_publisher_key(path, SEED) == DID
+    assert path.read_text() == f"p2pkv publisher key v1\n{DID}\nseed {SEED.hex()}\n"
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
     assert read_publisher_key(path) == SEED
@@ -54,7 +52,7 @@ def test_a_key_that_others_may_read_is_refused_with_the_remedy(tmp_path: Path, m
     assert f"chmod 600 {path}" in caught.value.advice
 
 
-GOOD = f"p2pkv publisher key v1\n{SEED.hex()}\n".encode()
+GOOD = f"p2pkv publisher key v1\n{DID}\nseed {SEED.hex()}\n".encode()
 
 
 @pytest.mark.parametrize(
@@ -63,6 +61,11 @@ GOOD = f"p2pkv publisher key v1\n{SEED.hex()}\n".encode()
         b"",
         GOOD[:-1],
         GOOD + b"\n",
+        GOOD + GOOD.splitlines(keepends=True)[2],
+        GOOD.replace(DID.encode(), b""),
+        GOOD.replace(DID.encode(), DID.encode()[:-1] + b"x"),
+        GOOD.replace(b"seed ", b""),
+        GOOD.replace(b"seed ", b"seed  "),
         GOOD.replace(b"publisher", b"Publisher"),
         GOOD.replace(b"v1", b"vx"),
         GOOD.replace(SEED.hex().encode(), SEED.hex().upper().encode()),

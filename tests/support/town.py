@@ -119,7 +119,7 @@ class Town:
         config = NodeConfig(self._folder / name, **{"listen": LOOPBACK, "bootstrap": self.bootstrap, **settings})
         daemon: Daemon = await self._nursery.start(self._run, config, serve_from)
         for did in trusted:
-            daemon.node.trust.add(did, "", int(time.time()))
+            daemon.node.trust.rules.add(did, "", int(time.time()))
         self._daemons.append(daemon)
         return daemon
 

@@ -213,9 +213,8 @@ async def test_a_silent_peer_costs_its_patience_and_no_more(autojump_clock: Mock
     assert report.times["done_s"] < 10
 
 
-async def test_silence_of_all_peers_ends_in_a_miss_and_not_in_patience(
-    autojump_clock: MockClock, town: Town, sample: Sample
-) -> None:
+async def silent_provider(town: Town, sample: Sample) -> None:
+    """Start a provider that tells all about the artifact, and sends no block."""
     silent = await town.provider("silent", sample)
     reads = silent.store.read
 
@@ -230,12 +229,29 @@ async def test_silence_of_all_peers_ends_in_a_miss_and_not_in_patience(
         except trio.TooSlowError:
             return await trio.sleep_forever()
 
-    silent.context.offload = offload  # type: ignore[assignment]  # tells all about the artifact, and sends no block
+    silent.context.offload = offload  # type: ignore[assignment]
     silent.store.read = read  # type: ignore[method-assign]
+
+
+async def test_silence_of_all_peers_ends_in_a_miss_and_not_in_patience(
+    autojump_clock: MockClock, town: Town, sample: Sample
+) -> None:
+    await silent_provider(town, sample)
     report = await town.node("c", trusted=[PUBLISHER]).fetch(prompt())
     assert report.hit_tokens == 0
     assert report.artifact is not None
     assert report.times["done_s"] < 5
+
+
+@pytest.mark.parametrize(("impatient", "shortest", "longest"), [(True, 0, 5), (False, 60, 61)])
+async def test_whoever_could_compute_as_well_does_not_wait_for_an_artifact_of_the_silent(
+    autojump_clock: MockClock, town: Town, sample: Sample, impatient: bool, shortest: float, longest: float
+) -> None:
+    await silent_provider(town, sample)
+    began = trio.current_time()
+    with pytest.raises(FetchIncompleteError):
+        await town.node("c", trusted=[PUBLISHER]).fetch(ManifestTarget(sample.cid, impatient=impatient), patience_s=60)
+    assert shortest <= trio.current_time() - began < longest
 
 
 async def test_everything_local_needs_no_network(autojump_clock: MockClock, town: Town, sample: Sample) -> None:

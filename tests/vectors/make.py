@@ -17,13 +17,18 @@ from multiformats import multibase
 from nacl.signing import SigningKey
 
 from tests.vectors.encoding import Link, Piece, cid, cid_text, dag_json, hashed, joined, node, preimage
+from tests.vectors.key_file_pieces import ENCRYPTED, PASSPHRASE, PLAIN
+from tests.vectors.private_pieces import ARTIFACT_KEY, NAMESPACE, PRIVATE
+from tests.vectors.statement_pieces import REFUSED_STATEMENTS, STATEMENTS
 from tests.vectors.tiny import (
     BLOCKS,
     CONFIG_JSON,
     DESCRIBED_PIECES,
     DID,
+    DRAFT_PIECES,
     ENVELOPE_PIECES,
     LAYERS,
+    MANIFEST,
     MANIFEST_PIECES,
     MODEL_CONFIG,
     MODEL_ID,
@@ -35,6 +40,7 @@ from tests.vectors.tiny import (
     SEGMENT_PIECES,
     TAIL,
     TAIL_PREIMAGE,
+    TERMS,
     TOKENS,
     WEIGHTS,
     WEIGHTS_PREIMAGE,
@@ -191,6 +197,7 @@ def dag_cbor_file() -> dict[str, Any]:
 def keys_file() -> dict[str, Any]:
     private = preimage("p2pkv/chain-root/v1", (MODEL_ID, "the model id"), (b"secret", "the namespace"))
     dht = preimage("p2pkv/dht/v1", (TAIL, "the chain key"))
+    publisher = preimage("p2pkv/publisher/v1", (PUBLIC, "the publisher's Ed25519 public key"))
     return {
         "about": "Preimages of the hashes; `digest` is BLAKE3-256 of the pieces.",
         "vectors": [
@@ -207,6 +214,12 @@ def keys_file() -> dict[str, Any]:
             hash_vector("tail of a short text", "the only key of a text of three tokens", TAIL_PREIMAGE, tokens=TOKENS),
             hash_vector("first segment", "chain[1] of a text that begins with the tokens 0 to 255", WHOLE_PREIMAGE),
             hash_vector("tail behind a segment", "last key of the tokens 0 to 255, 7, 8", SECOND_TAIL_PREIMAGE),
+            hash_vector(
+                "publisher key",
+                "where what the publisher of envelope.json says of itself is found",
+                publisher,
+                multihash="1e20" + hashed(joined(publisher)).hex(),
+            ),
             hash_vector("dht key", "`multihash` is what the DHT sees", dht, multihash="1e20" + hashed(joined(dht)).hex()),
         ],
     }
@@ -269,6 +282,38 @@ def segment_file() -> dict[str, Any]:
 def manifest_file() -> dict[str, Any]:
     comment = "of the segment in segment.json, published by the key in did-key.json"
     return {"about": "A manifest.", "vectors": [vector("tiny", comment, MANIFEST_PIECES)]}
+
+
+def draft_file() -> dict[str, Any]:
+    def changed(**fields: Any) -> str:
+        content = {**{name: value for name, value in MANIFEST.items() if name not in TERMS}, "kind": "p2pkv/draft", **fields}
+        return joined(node({name: value for name, value in content.items() if value != "absent"}, {})).hex()
+
+    return {
+        "about": "A draft. `cid` is that of its bytes.",
+        "vectors": [
+            vector("tiny", "of the manifest in manifest.json", DRAFT_PIECES, cid=cid_text(cid(0x71, joined(DRAFT_PIECES))))
+        ],
+        "refused": [
+            refused("the manifest itself", joined(MANIFEST_PIECES).hex()),
+            refused("a publisher", changed(publisher=DID)),
+            refused("a sequence number", changed(sequence=1)),
+            refused("an expiry that is null", changed(expires=None)),
+            refused("a tokenizer that is left out", changed(tokenizer="absent")),
+            refused("version 2", changed(version=2)),
+            refused("no segments", changed(segments=[])),
+        ],
+    }
+
+
+def key_file() -> dict[str, Any]:
+    return {
+        "about": "Key files, whole. `seed` is the key in them, `passphrase` opens the encrypted one.",
+        "vectors": [
+            vector("plain", "in the open", PLAIN, seed=SEED.hex(), did=DID),
+            vector("encrypted", "under a passphrase", ENCRYPTED, seed=SEED.hex(), did=DID, passphrase=PASSPHRASE),
+        ],
+    }
 
 
 def envelope_file() -> dict[str, Any]:
@@ -361,6 +406,24 @@ def exchange_file() -> dict[str, Any]:
     }
 
 
+def statements_file() -> dict[str, Any]:
+    return {
+        "about": "Signed statements, each behind its payload. `seed` makes the key of the publisher, which is that of "
+        "envelope.json. `refused` are signed statements that no reader may obey.",
+        "vectors": [vector(name, comment, pieces, seed=SEED.hex()) for name, comment, pieces in STATEMENTS],
+        "refused": [refused(name, data.hex()) for name, data in REFUSED_STATEMENTS],
+    }
+
+
+def private_file() -> dict[str, Any]:
+    return {
+        "about": "The artifact of envelope.json, private in `namespace` and under `artifact_key`, and a grant of it.",
+        "namespace": NAMESPACE.hex(),
+        "artifact_key": ARTIFACT_KEY.hex(),
+        "vectors": [vector(name, comment, pieces, **more) for name, comment, pieces, more in PRIVATE],
+    }
+
+
 FILES: dict[str, Callable[[], dict[str, Any]]] = {
     "cid.json": cid_file,
     "dag-cbor.json": dag_cbor_file,
@@ -370,9 +433,13 @@ FILES: dict[str, Callable[[], dict[str, Any]]] = {
     "segment.json": segment_file,
     "manifest.json": manifest_file,
     "envelope.json": envelope_file,
+    "draft.json": draft_file,
     "car.json": car_file,
+    "key-file.json": key_file,
     "did-key.json": did_file,
     "exchange.json": exchange_file,
+    "statements.json": statements_file,
+    "private.json": private_file,
 }
 
 

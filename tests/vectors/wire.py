@@ -8,6 +8,7 @@ from typing import Any
 from multiformats import multibase
 
 from tests.vectors.encoding import Link, Piece, cid, joined, node
+from tests.vectors.statement_pieces import STATEMENTS
 from tests.vectors.tiny import BLOCKS, ENVELOPE_PIECES, KEY, PUBLIC, TAIL
 
 MANIFEST_CID = cid(0x71, joined(ENVELOPE_PIECES))
@@ -20,10 +21,14 @@ MAGIC = b"p2pkvBL1"
 PEER_ID = multibase.encode(bytes.fromhex("0024 0801 1220") + PUBLIC, "base58btc").removeprefix("z")
 LANE_SIGNED = b"p2pkv/bulk-lane/v1\x00" + FINGERPRINT + TOKEN
 
+LIST, SUCCESSION = (joined(pieces) for name, _, pieces in STATEMENTS if name in ("revocations", "succession"))
+
 CODES = {
     "hello": 0x01,
     "query": 0x10,
     "matches": 0x11,
+    "ask-statements": 0x12,
+    "statements": 0x13,
     "want": 0x20,
     "block": 0x21,
     "dont-have": 0x22,
@@ -95,6 +100,29 @@ FRAMES: list[tuple[str, str, list[Piece]]] = [
         ),
     ),
     ("no matches", "", map_frame("matches", {"request": 2147483647, "matches": []})),
+    (
+        "ask-statements",
+        "what the publisher of the sample says beyond its list of revocations",
+        map_frame(
+            "ask-statements",
+            {"request": 3, "publisher": PUBLIC, "known": [Link(cid(0x71, LIST))]},
+            {
+                "request": "number of the request",
+                "publisher": "the publisher's Ed25519 public key",
+                "known[]": "a statement's CID",
+            },
+        ),
+    ),
+    (
+        "statements",
+        "its succession",
+        map_frame(
+            "statements",
+            {"request": 3, "statements": [SUCCESSION]},
+            {"request": "number of the request that is answered", "statements[]": "a signed statement"},
+        ),
+    ),
+    ("no statements", "", map_frame("statements", {"request": 0, "statements": []})),
     ("want", "both blocks, in this order", cid_frame("want", *BLOCK_CIDS)),
     ("empty want", "legal, and without effect", cid_frame("want")),
     ("block", "the first block", frame("block", [(BLOCK_CIDS[0], "binary CID"), (PAYLOADS[0], "payload")])),
@@ -143,6 +171,7 @@ def _map(kind: str, value: dict[str, Any]) -> bytes:
     return joined(map_frame(kind, value))
 
 
+ASK: dict[str, Any] = {"request": 1, "publisher": PUBLIC, "known": []}
 HELLO = {"version": 1, "agent": "a", "features": []}
 REFUSED: list[tuple[str, bytes]] = [
     ("hello of version 2", _map("hello", {**HELLO, "version": 2})),
@@ -166,6 +195,12 @@ REFUSED: list[tuple[str, bytes]] = [
     ("match of 1,025 segments", _map("matches", {"request": 1, "matches": [{**MATCH, "segments": 1025, "held": bytes(129)}]})),
     ("match whose manifest is bytes", _map("matches", {"request": 1, "matches": [{**MATCH, "manifest": MANIFEST_CID}]})),
     ("17 matches", _map("matches", {"request": 1, "matches": [MATCH] * 17})),
+    ("ask with a key of 31 bytes", _map("ask-statements", {**ASK, "publisher": bytes(31)})),
+    ("ask with a CID that is bytes", _map("ask-statements", {**ASK, "known": [bytes(36)]})),
+    ("ask with 7 CIDs", _map("ask-statements", {**ASK, "known": [Link(MANIFEST_CID)] * 7})),
+    ("7 statements", _map("statements", {"request": 1, "statements": [b""] * 7})),
+    ("statement of 131,073 bytes", _map("statements", {"request": 1, "statements": [bytes(131_073)]})),
+    ("statement that is text", _map("statements", {"request": 1, "statements": [""]})),
     ("want cut off in a CID", header(0x20, 35) + BLOCK_CIDS[0][:35]),
     ("want of the identity hash", header(0x20, 36) + b"\x01\x55\x00\x20" + bytes(32)),
     ("want of 1,025 CIDs, its header alone", header(0x20, 36 * 1025)),
@@ -194,5 +229,10 @@ TOLERATED: list[tuple[str, bytes, str]] = [
         "hello",
     ),
     ("match with a field of a later version", _map("matches", {"request": 1, "matches": [{**MATCH, "later": 1}]}), "matches"),
+    (
+        "statements with a field of a later version",
+        _map("statements", {"request": 0, "statements": [], "later": 1}),
+        "no statements",
+    ),
     ("bulk request with a field of a later version", _map("bulk-request", {"later": 1}), "bulk-request"),
 ]

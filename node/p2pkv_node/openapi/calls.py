@@ -14,7 +14,6 @@ from p2pkv.limits import (
     MAX_SEGMENTS,
     MAX_TOKENS,
     MAX_TOKENS_PER_S,
-    MAX_TRUST_NOTE_BYTES,
     MIN_TOKENS_PER_S,
 )
 from p2pkv.units import DAY
@@ -98,19 +97,19 @@ _FETCH_ARTIFACT: Final = obj(
         "segments": said(
             nullable({"type": "integer", "minimum": 1, "maximum": MAX_SEGMENTS}), "Only so many, from the start."
         ),
+        "impatient": said(BOOLEAN, "Do not wait for peers that are all silent; false where it is absent."),
         "layers": said(
             nullable(items({"type": "integer", "minimum": 0, "maximum": MAX_LAYERS}, minItems=2, maxItems=2)),
             "Only from the first number up to, without, the second, counted from 0.",
         ),
         **_FETCH,
     },
-    optional=("segments", "layers", *_FETCH),
+    optional=("segments", "impatient", "layers", *_FETCH),
     description="An artifact, whole or a slice of it.",
 )
 _LEASE_SECONDS: Final[Schema] = {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_LEASE_S}
 _PIN_NAME: Final[Schema] = {"type": "string", "minLength": 1, "maxLength": MAX_PIN_NAME_BYTES}
-_NOTE: Final[Schema] = {"type": "string", "maxLength": MAX_TRUST_NOTE_BYTES}
-_ADDED_PUBLISHER: Final = obj({"did": TEXT, "added": BOOLEAN})
+_ADDED_RULE: Final = obj({"rule": ref("Rule"), "added": BOOLEAN})
 _ADDED_PIN: Final = obj({"name": TEXT, "manifest": CID, "added": BOOLEAN})
 _PREFILL: Final = obj(
     {
@@ -141,6 +140,14 @@ PATHS: Final[dict[str, Any]] = {
             "Take over what a publisher staged in the home.",
             "PublishEvent",
             obj({"staging": {"type": "string", "pattern": "^[0-9a-f]{32}$"}, "manifest": CID}),
+        )
+    },
+    "/v1/announce": {
+        "post": _call(
+            "announce",
+            "Announce a stored artifact again now.",
+            {200: obj({"manifest": CID, "keys": COUNT})},
+            body=obj({"manifest": CID}),
         )
     },
     "/v1/import": {"post": _events("import", "Take over the artifact of a CAR file.", "ImportEvent", obj({"path": _PATH}))},
@@ -179,18 +186,15 @@ PATHS: Final[dict[str, Any]] = {
         ),
     },
     "/v1/trust": {
-        "get": _call("trusted", "The trusted publishers.", {200: ref("Publishers")}),
+        "get": _call("rules", "The rules about publishers.", {200: ref("Rules")}),
         "post": _call(
-            "trust",
-            "Trust a publisher.",
-            {201: _ADDED_PUBLISHER, 200: _ADDED_PUBLISHER},
-            body=obj({"did": TEXT, "note": _NOTE}, optional=("note",)),
+            "addRule", "Accept or reject what a publisher signs.", {201: _ADDED_RULE, 200: _ADDED_RULE}, body=ref("NewRule")
         ),
         "delete": _call(
-            "distrust",
-            "Stop trusting a publisher.",
-            {200: obj({"did": TEXT, "removed": BOOLEAN})},
-            body=obj({"did": TEXT}),
+            "removeRules",
+            "Take away all rules about a publisher.",
+            {200: obj({"removed": items(ref("Rule"))})},
+            body=obj({"publisher": TEXT}),
         ),
     },
     "/v1/pins": {

@@ -6,8 +6,10 @@ from typing import Any, Final
 
 from p2pkv.errors import Fault, error_classes
 from p2pkv.formats.tensors import Dtype
+from p2pkv.limits import MAX_TRUST_NOTE_BYTES
 from p2pkv.store.progress import Step
 from p2pkv.swarm.report import FetchState
+from p2pkv.trust.rules import Action, Namespace
 from p2pkv_node.collecting import Why
 from p2pkv_node.openapi.schema import (
     BASE64,
@@ -42,6 +44,14 @@ _ERROR_FIELDS: Final[dict[str, Schema]] = {
     "fault": said(one_of(*Fault), "Whose doing it is."),
     "message": said(TEXT, "What happened."),
     "advice": said(TEXT, "What to do."),
+}
+
+_ACTION: Final = one_of(*Action)
+_NOTE: Final[Schema] = {"type": "string", "maxLength": MAX_TRUST_NOTE_BYTES}
+_RULE_SCOPE: Final[dict[str, Schema]] = {
+    "model": said(HEX_DIGEST, "A model id."),
+    "licence": said(TEXT, "The exact licence."),
+    "namespace": one_of(*Namespace),
 }
 
 _PLACE: Final[Schema] = {
@@ -234,7 +244,17 @@ SCHEMAS: Final[dict[str, Any]] = {
         description="Everything of the artifact stays where it is until the lease expires.",
     ),
     # --- rules ---------------------------------------------------------------------------------------------------------
-    "Publishers": obj({"publishers": items(obj({"did": TEXT, "note": TEXT, "added": EPOCH}))}),
+    "Rules": obj({"rules": items(ref("Rule"))}),
+    "Rule": obj(
+        {"action": _ACTION, "publisher": TEXT, **_RULE_SCOPE, "note": TEXT, "added": EPOCH},
+        optional=tuple(_RULE_SCOPE),
+        description="What the scope leaves out, the rule leaves open.",
+    ),
+    "NewRule": obj(
+        {"action": _ACTION, "publisher": TEXT, **_RULE_SCOPE, "note": _NOTE},
+        optional=("action", *_RULE_SCOPE, "note"),
+        description="Accepts where no action is given.",
+    ),
     "Pins": obj({"pins": items(obj({"name": TEXT, "manifest": CID, "created": EPOCH}))}),
     # --- events --------------------------------------------------------------------------------------------------------
     "FetchEvent": {

@@ -42,6 +42,7 @@ def examine(home: Path) -> list[Finding]:
     index = _attempt("index", lambda: survey_index(layout.index))
     packs = _attempt("packs", lambda: survey_packs(layout.blocks))
     status = answer if isinstance(answer, dict) else {}
+    signed = _attempt("trust", lambda: home_checks.times_signed(home))
     newest = None if isinstance(index, P2pkvError) or index is None else index.newest
     held_by = None if isinstance(holder, P2pkvError) else holder
     return [
@@ -53,7 +54,9 @@ def examine(home: Path) -> list[Finding]:
         _failed("packs", packs) if isinstance(packs, P2pkvError) else home_checks.check_packs(packs, _damaged(status)),
         _finding("disk", lambda: home_checks.check_disk(home)),
         _finding("file system", lambda: home_checks.check_file_system(home)),
-        machine.check_clock(time.time(), newest, machine.clock_is_synchronised()),
+        machine.check_clock(
+            time.time(), newest, machine.clock_is_synchronised(), () if isinstance(signed, P2pkvError) else signed
+        ),
         _check_open_files(status),
         node.check_daemon(answer, held_by),
         *(_of_node(name, check, status) for name, check in _OF_NODE),

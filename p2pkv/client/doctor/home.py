@@ -17,9 +17,12 @@ from typing import Final
 from p2pkv.client.doctor.finding import Finding, State
 from p2pkv.limits import FULL_DISK_BYTES, MIN_FREE_BYTES, MIN_FREE_INODES, MIN_FREE_SHARE
 from p2pkv.store.home import HomeLayout
-from p2pkv.store.secrets import read_node_key, read_publisher_key
+from p2pkv.store.publisher_key import read_key_file
+from p2pkv.store.secrets import read_node_key
+from p2pkv.store.statement_files import StatementFiles
 from p2pkv.store.survey import IndexSurvey, PackSurvey
 from p2pkv.store.trust_file import TrustFile
+from p2pkv.trust.rules import trusted_publishers
 from p2pkv.units import format_bytes, plural
 
 _NETWORK: Final = frozenset(
@@ -75,7 +78,7 @@ def check_keys(home: Path) -> Finding:
     found: list[str] = []
     for label, path, read in (
         ("the node's key", layout.node_key, read_node_key),
-        ("a publisher's key", layout.publisher_key, read_publisher_key),
+        ("a publisher's key", layout.publisher_key, read_key_file),
     ):
         if path.exists():
             read(path)
@@ -147,7 +150,7 @@ def file_system_of(path: Path, mounts: Path = _MOUNTS) -> str | None:
 
 def check_trust(home: Path) -> Finding:
     """Whether anybody is trusted. Raises StoreError, UnknownVersionError."""
-    trusted = TrustFile(HomeLayout(home).trust).list()
+    trusted = trusted_publishers(TrustFile(HomeLayout(home).trust).rules())
     if not trusted:
         return Finding(
             "trust",
@@ -156,6 +159,12 @@ def check_trust(home: Path) -> Finding:
             "Run `p2pkv trust add did:key:z6Mk...` for each publisher that you know; `p2pkv keygen` tells them their name.",
         )
     return Finding("trust", State.OK, plural(len(trusted), "trusted publisher"))
+
+
+def times_signed(home: Path) -> list[int]:
+    """Return when each publisher that said something of itself said the last of it. Raises StoreError, UnknownVersionError."""
+    records = StatementFiles(HomeLayout(home).statements).values()
+    return [record.signed for record in records if record.signed is not None]
 
 
 def check_index(index: IndexSurvey | None, packs: PackSurvey | None, aside: Sequence[Path]) -> Finding:

@@ -5,20 +5,25 @@ from __future__ import annotations
 import ctypes
 import resource
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
 from p2pkv.client.doctor.finding import Finding, State
 from p2pkv.limits import EARLIEST_TIME_S, MAX_CLOCK_SKEW_S, MIN_OPEN_FILES
-from p2pkv.units import MINUTE
+from p2pkv.units import MINUTE, format_seconds
 
 # adjtimex(2): more than `struct timex` of any platform takes, with no mode set, so that nothing is adjusted.
 _TIMEX_BYTES: Final = 512
 _TIME_ERROR: Final = 5
 
 
-def check_clock(now: float, newest: int | None, synchronised: bool | None) -> Finding:
-    """``now`` and ``newest``, of what was stored last: seconds since the epoch; ``synchronised``: as the system says."""
+def check_clock(now: float, newest: int | None, synchronised: bool | None, signed: Sequence[int] = ()) -> Finding:
+    """``now`` and ``newest``, of what was stored last: seconds since the epoch; ``synchronised``: as the system says.
+
+    ``signed`` are the times at which publishers, each once, say that they signed their last statement known here. One of them
+    may be wrong; where two are ahead of this clock, this clock is behind.
+    """
     name = "clock"
     shown = moment(now)
     advice = "Set the clock, for example with `timedatectl set-ntp true`."
@@ -26,6 +31,12 @@ def check_clock(now: float, newest: int | None, synchronised: bool | None) -> Fi
         return Finding(name, State.PROBLEM, f"{shown} is before this version was made", advice)
     if newest is not None and now < newest - MAX_CLOCK_SKEW_S:
         found = f"{shown}, but an artifact was stored here at {moment(newest)}: the clock went back, or was wrong then"
+        return Finding(name, State.PROBLEM, found, advice)
+    ahead = [when - now for when in signed if when > now + MAX_CLOCK_SKEW_S]
+    if len(ahead) > 1:
+        found = (
+            f"{shown}, but {len(ahead)} publishers signed something {format_seconds(min(ahead))} later, or more: it is behind"
+        )
         return Finding(name, State.PROBLEM, found, advice)
     if synchronised:
         return Finding(name, State.OK, f"{shown}, synchronised as the system says; the peers' clocks are not known")

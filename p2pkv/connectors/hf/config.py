@@ -147,7 +147,7 @@ def _rope_parameters(config: Mapping[str, object]) -> dict[str, object]:
 def _one_rope(parameters: dict[str, object], config: Mapping[str, object]) -> dict[str, object]:
     result = {name: value for name, value in parameters.items() if name != "type"}
     rope_type = result.setdefault("rope_type", parameters.get("type", "default"))
-    if rope_type not in STATIC_ROPE_TYPES:
+    if not isinstance(rope_type, str) or rope_type not in STATIC_ROPE_TYPES:
         raise ModelUnsupportedError(f"rope type {rope_type!r}: early KV may depend on how long the text becomes")
     if rope_type in _SCALED_ROPE_TYPES:
         length = config.get("original_max_position_embeddings", config.get("max_position_embeddings"))

@@ -60,7 +60,7 @@ def prefill(
     _check_steps(steps, len(token_ids))
     check_mode(model)
     check_cache(cache, geometry(model), steps[0][0])
-    ids = _id_tensor(model, token_ids)
+    ids = id_tensor(model, token_ids)
     cache_name = cache_argument(model)
     options: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in forward_parameters(model) else {}
     logits: Tensor | None = None
@@ -99,7 +99,7 @@ def _check_steps(steps: Sequence[Step], token_count: int) -> None:
         raise UsageError(f"steps {list(steps)} do not follow one another within {token_count} tokens")
 
 
-def _id_tensor(model: PreTrainedModel, token_ids: Sequence[int]) -> Tensor:
+def id_tensor(model: PreTrainedModel, token_ids: Sequence[int]) -> Tensor:
     vocabulary = int(model.config.vocab_size)
     if min(token_ids) < 0 or max(token_ids) >= vocabulary:
         raise UsageError(f"token ids are numbers below {vocabulary}", advice="Pass the ids of this model's tokenizer.")

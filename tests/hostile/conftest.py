@@ -1,0 +1,5 @@
+"""What the nodes of some attacks need."""
+
+from tests.node.conftest import lane
+
+__all__ = ["lane"]
