@@ -27,11 +27,12 @@ _HEAD_START_S = 0.025
 # sender keeps a consumer busy then, and each of them would cost both sides a stream, a lane and their handshakes.
 _ENOUGH_BYTES_PER_S = 400 * MIB
 _SOON_S = 0.5
-# One that has answered by the end of its head start is looked at again, so often at most, while it may still turn out to be
-# enough: the first bytes say little, and on a busy machine neither does one moment.
+# One that has answered by the end of its head start is looked at again, so often at most, until it brings enough: its first
+# bytes say little, and on a busy machine neither does one moment. A gigabit link is known for one at the third look.
 _EARLY_LOOKS = 4
-_PROMISING_BYTES_PER_S = 200 * MIB
-# And later this often: one that slows down or stalls is alone for no longer.
+_GIGABIT_BYTES_PER_S = 125 * MIB
+# And later this often, each time at what came since the look before the last: one that slows down or stalls is alone for no
+# longer than two of these.
 _LOOK_S = 0.1
 # Answers are here by then on a LAN; a look-up that is needed nevertheless begins this much later.
 _GREETING_S = 0.03
@@ -116,24 +117,25 @@ class ProviderPool:
                 self._greeted.add(peer)
 
     async def _greet_later(self, peers: Sequence[PeerId]) -> None:
-        enough = await self._first_shows_enough()
+        rate = await self._early_rate()
+        enough = rate >= _ENOUGH_BYTES_PER_S
         while enough:
-            rate = await self._watch_first(_LOOK_S)
-            enough = rate >= _ENOUGH_BYTES_PER_S and self._events.missing_bytes() <= _SOON_S * rate
+            before, rate = rate, await self._watch_first(_LOOK_S)
+            both = (before + rate) / 2
+            enough = both >= _ENOUGH_BYTES_PER_S and self._events.missing_bytes() <= _SOON_S * both
         self._greet(peers)
         self._finish_one()
 
-    async def _first_shows_enough(self) -> bool:
-        """Wait until it is clear whether the first alone brings enough."""
+    async def _early_rate(self) -> float:
+        """Look at the first until it brings enough, or clearly does not; return the bytes per second of the last look."""
+        rate = 0.0
         for look in range(_EARLY_LOOKS):
-            began = self._received > 0
             rate = await self._watch_first(_HEAD_START_S)
-            if rate >= _ENOUGH_BYTES_PER_S:
-                return True
             silent = not self._received and (look > 0 or not self.providers)
-            if self._first_is_out.is_set() or silent or (began and rate < _PROMISING_BYTES_PER_S):
-                return False
-        return False
+            slow = look > 1 and rate < _GIGABIT_BYTES_PER_S
+            if rate >= _ENOUGH_BYTES_PER_S or self._first_is_out.is_set() or silent or slow:
+                break
+        return rate
 
     async def _watch_first(self, seconds: float) -> float:
         """Wait so long and return the bytes per second that came meanwhile; once the first is out return 0 at once."""
