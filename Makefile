@@ -46,8 +46,8 @@ bench: $(STAMP) ## Measure transfer beside other systems and the limit of the ma
 bench-store: $(STAMP) ## Measure publishing, reading and opening beside plain files on the same disk
 	$(BIN)/python -m bench.store
 
-bench-trust: $(STAMP) ## Measure what signing and verifying cost, and what spot checks catch; takes long
-	$(BIN)/python -m bench.trust
+bench-trust: $(STAMP) ## Measure what signing and verifying cost, and what spot checks catch; takes long, QUICK=1 a minute
+	$(BIN)/python -m bench.trust$(if $(QUICK), --quick)
 
 test-tamper: $(STAMP) ## Lie about the real model's KV in every way, and see what is caught
 	$(BIN)/python -m pytest -m tamper tests/tamper
@@ -56,7 +56,7 @@ test-crash: $(STAMP) ## Kill daemons and workers at KILLS (300) random moments o
 	$(BIN)/python -m tests.crash --kills $(or $(KILLS),300)$(if $(SEED), --seed $(SEED))
 
 fuzz: $(STAMP) ## Feed RUNS (200000) mutated inputs to all decoders, guided by coverage; SEED repeats a run
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint $(PINS) atheris
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint $(PINS) --editable '.[fuzz]'
 	$(BIN)/python -m tests.fuzz --runs $(or $(RUNS),200000)$(if $(SEED), --seed $(SEED)) --json build/fuzz.json
 
 soak: $(STAMP) ## Load two nodes in every way for MINUTES (60), and see whether memory, files and tasks stay flat

@@ -24,6 +24,7 @@ from p2pkv.store.staging import open_staging
 # All who build the same artifact get the same bytes only where everything that it is made of is fixed.
 _KEY: Final = SigningKey(bytes(range(32)))
 PUBLISHER: Final = encode_did(bytes(_KEY.verify_key))
+MODEL_ID: Final = b"\1" * 32
 _CREATED: Final = 1_767_225_600
 _SEED: Final = 3
 
@@ -66,17 +67,23 @@ def random_segments(shape: Shape, count: int, seed: int = _SEED) -> list[list[by
 
 
 def build(
-    shape: Shape, segments: Sequence[Sequence[bytes]], write: Callable[[Cid, Buffer], None], *, first_token: int = 0
+    shape: Shape,
+    segments: Sequence[Sequence[bytes]],
+    write: Callable[[Cid, Buffer], None],
+    *,
+    first_token: int = 0,
+    key: SigningKey = _KEY,
 ) -> Published:
     """Build and sign an artifact of whole segments through ``write``; equal arguments give equal bytes.
 
     Its tokens count up from ``first_token``: artifacts with different ones share no prefix.
     """
-    model = ModelDescription(b"\1" * 32, shape.name, (shape.geometry,) * shape.layers, Dtype.BF16)
+    model = ModelDescription(MODEL_ID, shape.name, (shape.geometry,) * shape.layers, Dtype.BF16)
     builder = ArtifactBuilder(model, range(first_token, first_token + len(segments) * SEGMENT_TOKENS), write)
     for layers in segments:
         builder.add_segment(layers)
-    signed = Envelope.sign(builder.finish(Terms(PUBLISHER, sequence=1, created=_CREATED), {"bench": "random"}), _KEY)
+    terms = Terms(encode_did(bytes(key.verify_key)), sequence=1, created=_CREATED)
+    signed = Envelope.sign(builder.finish(terms, {"bench": "random"}), key)
     envelope = signed.encode()
     manifest = Cid.of_node(envelope)
     write(manifest, envelope)
@@ -92,11 +99,17 @@ def control(home: Path) -> Iterator[httpx.Client]:
 
 
 def publish(
-    http: httpx.Client, home: Path, shape: Shape, segments: Sequence[Sequence[bytes]], *, first_token: int = 0
+    http: httpx.Client,
+    home: Path,
+    shape: Shape,
+    segments: Sequence[Sequence[bytes]],
+    *,
+    first_token: int = 0,
+    key: SigningKey = _KEY,
 ) -> Published:
     """Build an artifact in a staging folder of ``home`` and let the node there take it over and announce it."""
     with open_staging(home) as staging:
-        published = build(shape, segments, staging.write, first_token=first_token)
+        published = build(shape, segments, staging.write, first_token=first_token, key=key)
         call = calls.publish(staging.name, published.manifest)
         with http.stream(call.method, call.path, json=call.body, timeout=calls.EVENTS_TIMEOUT) as answer:
             if answer.is_error:

@@ -44,7 +44,9 @@ the fault. A miss is a value, never an exception.
         ├── UntrustedPublisherError trust.untrusted
         ├── RejectedError           trust.rejected
         ├── RevokedError            trust.revoked
-        └── ExpiredError            trust.expired
+        ├── ExpiredError            trust.expired
+        ├── SupersededError         trust.superseded
+        └── QuorumError             trust.quorum
 """
 
 from __future__ import annotations
@@ -279,6 +281,19 @@ class RevokedError(PolicyError):
 class ExpiredError(PolicyError):
     code = "trust.expired"
     default_advice = "Ask the publisher to renew it; if your clock is wrong, set it."
+
+
+class SupersededError(PolicyError):
+    code = "trust.superseded"
+    default_advice = "Nothing is wrong with it: the newer one was taken."
+
+
+class QuorumError(PolicyError):
+    code = "trust.quorum"
+    default_advice = (
+        "Nothing of it was used. Ask for a smaller quorum, accept more publishers of the text (`p2pkv trust add`), or use "
+        "verify=sample or full, which need one."
+    )
 
 
 def error_classes() -> dict[str, type[P2pkvError]]:

@@ -57,6 +57,10 @@ MAX_CLOCK_SKEW_S: Final = 10 * MINUTE
 # Positions that a spot check recomputes in one forward pass: with a mask of each over a text of 16,384 tokens 64 MiB, and
 # more of them take as long as computing everything.
 MAX_SAMPLED_POSITIONS: Final = 1024
+# Publishers of one text that may be asked to agree: nobody knows more who compute it apart from each other, on one stack.
+MAX_QUORUM: Final = 16
+# Publishers that are heard for a quorum beside the first: all whom the largest needs, and as many who disagree.
+MAX_WITNESSES: Final = 2 * MAX_QUORUM
 
 # --- checkpoints -------------------------------------------------------------------------------------------------------
 # The safetensors format's own bound on a header; an index of shards lists the same names, a config far less.
@@ -181,6 +185,9 @@ STATEMENTS_RETRY_S: Final = 5.0 * MINUTE
 MAX_STATEMENT_PROVIDERS: Final = 8
 # One of them has so long for all of it, the dial included.
 STATEMENTS_TIMEOUT_S: Final = 10.0
+# A node that heard nothing of what a publisher takes back for so long is told to its user: look-ups had no answer all day, and
+# a machine that is off over night is no reason.
+STATEMENTS_STALE_S: Final = 1.0 * DAY
 # Look-ups at once: with that, those of the most publishers that are followed end within a period, also where peers are silent.
 MAX_STATEMENT_LOOKUPS: Final = 16
 # Publishers that are looked up in one period; those whom rules name first.

@@ -25,7 +25,7 @@ from p2pkv.swarm.serve import Server
 from p2pkv.swarm.statements import StatementTask, statements_of
 from p2pkv.swarm.target import Target
 from p2pkv.trust.policy import Decision, judge
-from p2pkv.trust.record import Record, succeeded
+from p2pkv.trust.record import Record, holder, succeeded
 from p2pkv.trust.rules import Action, Rule
 from sims.network import Link, World
 from sims.routing import MemoryRouting, ProviderRecords
@@ -71,6 +71,7 @@ class MemoryRecords:
 
     def __init__(self) -> None:
         self.known: dict[str, Record] = {}
+        self.answers: dict[str, float] = {}
 
     def get(self, publisher: str, /) -> Record | None:
         return self.known.get(publisher)
@@ -82,6 +83,9 @@ class MemoryRecords:
         before = self.known.get(signed.publisher, Record(signed.publisher))
         self.known[signed.publisher] = before.heard(signed)
         return self.known[signed.publisher] is not before
+
+    def note_answers(self, answers: Mapping[str, float]) -> None:
+        self.answers.update(answers)
 
 
 class SimNode:
@@ -129,6 +133,7 @@ class SimNode:
             self.context, self.records, self.announcer, followed=self._followed, heard=trio.lowlevel.checkpoint
         )
         self.context.met = self.statements.hasten
+        self.context.holder = partial(holder, records=self.records.known)
         self.context.gained = self.server.gained
         self.network.set_channel_handler(self.server.serve)
         self._download = download

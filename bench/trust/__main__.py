@@ -55,10 +55,12 @@ def main() -> None:
 def measure_all(folder: Path, dtypes: Sequence[Dtype], *, quick: bool) -> Iterator[dict[str, Any]]:
     """Measure costs, then each dtype, and yield the rows."""
     from bench.trust.detection import measure_cost, measure_detection
+    from bench.trust.quorum import measure_quorum
     from bench.trust.subject import load, subject, texts
 
     yield measure_costs()
     yield from measure_fetch(folder, _QUICK_REPETITIONS if quick else _REPETITIONS)
+    yield from measure_quorum(folder, _QUICK_REPETITIONS if quick else _REPETITIONS)
     tokens, draws = (_QUICK_TOKENS, _QUICK_DRAWS) if quick else (_TOKENS, _DRAWS)
     for dtype in dtypes:
         model = load(dtype)

@@ -24,6 +24,7 @@ def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         found["fetch_s"] = median(fetches)
         found["verify_share_of_fetch"] = (found["sign_s"] + found["verify_s"]) / found["fetch_s"]
         found["hash_share_of_fetch"] = found["hash_s"] / found["fetch_s"]
+    found |= _quorum(rows)
     for dtype in Dtype:
         suffix = "" if dtype is Dtype.BF16 else f"_{dtype}"
         own = rates([dict(row) for row in rows], dtype)
@@ -31,6 +32,22 @@ def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
             if row["case"] == f"cost_{dtype}":
                 own |= {f"sample_{count}_s": row[f"sample_{count}_s"] for count in POSITIONS} | {"full_s": row["full_s"]}
         found |= {f"{name}{suffix}": value for name, value in own.items()}
+    return found
+
+
+def _quorum(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return what a quorum of two adds to the fetch of a prompt, seconds and bytes, by whether the two agree.
+
+    Of bytes the least of all repetitions: a block that came from two peers at once has nothing to do with it.
+    """
+    found: dict[str, float] = {}
+    for case in ("agreeing", "differing"):
+        own = [row for row in rows if row["case"] == f"quorum_{case}"]
+        if own:
+            seconds = {name: float(median(row[f"{name}_s"] for row in own)) for name in ("prompt", "quorum")}
+            found.setdefault("prompt_s", seconds["prompt"])
+            found[f"quorum_{case}_s"] = seconds["quorum"] - seconds["prompt"]
+            found[f"quorum_{case}_bytes"] = min(row["quorum_bytes"] for row in own) - min(row["prompt_bytes"] for row in own)
     return found
 
 

@@ -10,16 +10,18 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
+from p2pkv.artifact.read import Artifact
 from p2pkv.artifact.slice import Slice
 from p2pkv.errors import UsageError
 from p2pkv.formats.cid import Cid
 from p2pkv.formats.hashing import DIGEST_BYTES
 from p2pkv.formats.tensors import Dtype
-from p2pkv.limits import MAX_TOKENS
+from p2pkv.limits import MAX_QUORUM, MAX_TOKENS
 from p2pkv.store.location import Location
 from p2pkv.store.store import Store
-from p2pkv.swarm.report import FetchEvent, FetchReport, Matched, Progress, SegmentReady
+from p2pkv.swarm.report import FetchEvent, FetchReport, Matched, Progress, SegmentReady, Witnessed
 from p2pkv.swarm.target import ManifestTarget, PromptTarget, Target
+from p2pkv.swarm.witnesses import Deliver, Emit, fetch_with_witnesses
 from p2pkv.units import DAY
 from p2pkv_node.events import Events, answer_with_events
 from p2pkv_node.node import Node
@@ -32,10 +34,10 @@ _MAX_PATIENCE_S: Final = 1.0 * DAY
 async def _fetch(node: Node, request: Request) -> Response:
     body = await read_body(request)
     patience_s = seconds_of(body, "patience_s", _MAX_PATIENCE_S, default=_PATIENCE_S)
-    return answer_with_events(node, partial(_run, node, _target(body), patience_s))
+    return answer_with_events(node, partial(_run, node, _target(body), _quorum(body), patience_s))
 
 
-async def _run(node: Node, target: Target, patience_s: float, events: Events) -> None:
+async def _run(node: Node, target: Target, quorum: int | None, patience_s: float, events: Events) -> None:
     def hear(event: FetchEvent) -> None:
         if not events.over:
             events.emit(*_event(event, node.store))
@@ -43,7 +45,14 @@ async def _run(node: Node, target: Target, patience_s: float, events: Events) ->
     def deliver(report: FetchReport) -> None:
         events.end("report", _report(report))  # the fetch closes its streams a little later
 
-    await node.fetch(target, hear, patience_s, deliver)
+    if quorum is None or not isinstance(target, PromptTarget):
+        await node.fetch(target, hear, patience_s, deliver)
+        return
+
+    async def fetch(emit: Emit, conclude: Deliver) -> None:
+        await node.fetch(target, emit, patience_s, conclude)
+
+    await fetch_with_witnesses(node.context, target, quorum, fetch, hear, deliver, patience_s)
 
 
 def _target(body: dict[str, Any]) -> Target:
@@ -66,6 +75,17 @@ def _target(body: dict[str, Any]) -> Target:
     if len(model_id) != DIGEST_BYTES:
         raise UsageError(f"`model_id` is not {DIGEST_BYTES} bytes")
     return PromptTarget(model_id, dtype, tuple(tokens), shared, in_order)
+
+
+def _quorum(body: dict[str, Any]) -> int | None:
+    quorum = body.get("quorum")
+    if quorum is None:
+        return None
+    if "manifest" in body:
+        raise UsageError("`quorum` goes with a prompt alone")
+    if type(quorum) is not int or not 2 <= quorum <= MAX_QUORUM:
+        raise UsageError(f"`quorum` is not a number from 2 to {MAX_QUORUM}")
+    return quorum
 
 
 def _flag(body: dict[str, Any], name: str) -> bool:
@@ -93,11 +113,18 @@ def _event(event: FetchEvent, store: Store) -> tuple[str, dict[str, Any]]:
         case Progress():
             return "progress", asdict(event)
         case Matched(artifact, hit_tokens, segments):
-            cids = [artifact.cid] if artifact.manifest.tokens.cid is None else [artifact.cid, artifact.manifest.tokens.cid]
             fields = {"manifest": str(artifact.cid), "hit_tokens": hit_tokens, "segments": segments}
-            return "matched", {**fields, "blocks": located(cids, store)}
+            return "matched", {**fields, "blocks": located(_opening(artifact), store)}
         case SegmentReady(index, blocks):
             return "segment", {"index": index, "blocks": located(blocks, store)}
+        case Witnessed(artifact, nodes):
+            return "witness", {"manifest": str(artifact.cid), "blocks": located([*_opening(artifact), *nodes], store)}
+
+
+def _opening(artifact: Artifact) -> list[Cid]:
+    """Return what an artifact is opened with: its manifest, and its token ids where they are in a block."""
+    tokens = artifact.manifest.tokens.cid
+    return [artifact.cid] if tokens is None else [artifact.cid, tokens]
 
 
 def located(cids: Sequence[Cid], store: Store) -> dict[str, Location | None]:

@@ -205,13 +205,16 @@ class Node:
     async def announce_again(self, manifest: Cid) -> int:
         """Announce a stored artifact now, and return how many keys it has.
 
-        Raises NotFoundError, FetchIncompleteError for one that is not whole, and what open_artifact raises.
+        Raises NotFoundError, FetchIncompleteError for one that is not whole, RevokedError for one that its publisher took
+        back, StoreError where that cannot be known, and what open_artifact raises.
         """
         row = await in_thread(partial(self.store.index.artifact, manifest))
         if row is None:
             raise NotFoundError(f"{manifest} is not stored here", advice="`p2pkv status` lists what is here.")
         if not row.complete:
             raise FetchIncompleteError(f"{manifest} is not whole here", advice=f"Run `p2pkv fetch {manifest}` first.")
+        if (reason := self.trust.revoked(manifest, row.publisher, row.model_id, row.sequence)) is not None:
+            raise reason
         self.announce(await in_thread(partial(self.read_artifact, manifest)))
         keys = self._announced.get(manifest, frozenset())
         self.announcer.repeat(sorted(keys))
@@ -225,8 +228,10 @@ class Node:
             ask = self.trust.taken_back
             return frozenset(r.manifest_cid for r in rows if ask(r.manifest_cid, r.publisher, r.model_id, r.sequence))
 
-        before, self.context.withheld = self.context.withheld, await in_thread(taken_back)
-        for manifest in self.context.withheld - before:
+        before = self.context.withheld
+        found = await in_thread(taken_back)
+        self.context.withheld = found | (self.context.withheld - before)  # and what `announce` has met meanwhile
+        for manifest in found - before:
             logger.warning("%s was taken back by its publisher, and is neither announced nor served any more", manifest)
         self._withdraw(self.context.withheld)
 
@@ -348,6 +353,7 @@ async def open_node(
         context.gained = node.server.gained
         context.statements = partial(statements_of, node.trust.records)
         context.met = node.statements.hasten
+        context.holder = node.trust.holder
         if config.mirror:
             context.share = node.share
         await node.obey()

@@ -1,14 +1,14 @@
 """Grants of private artifacts: made by the publisher, opened by the reader, matched with a prompt (``docs/spec/private.md``).
 
 Private artifacts are in no look-up by chain key, so a reader's own software finds out which of those that it was granted helps
-with a prompt. For that a grant has chain keys of the text in a namespace that follows from the artifact key: they tell
-whoever has the key how long the common prefix is, and nobody else anything.
+with a prompt. For that a grant has the start of the text, sealed, and chain keys of it in a namespace that follows from the
+artifact key: they tell whoever has the key how long the common prefix is, and nobody else anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Final
 
@@ -22,10 +22,12 @@ from p2pkv.formats.did import encode_did
 from p2pkv.formats.grant import Grant, seal_key
 from p2pkv.formats.hashing import DIGEST_BYTES, keyed_hash
 from p2pkv.formats.manifest import Manifest
+from p2pkv.formats.sealing import seal, unseal
 from p2pkv.limits import MAX_CLOCK_SKEW_S, SEGMENT_TOKENS
 from p2pkv.units import format_seconds
 
 _MATCH_DOMAIN: Final = "p2pkv/match/v1"
+_START_LABEL: Final = b"p2pkv/start/v1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,16 @@ class Granted:
     grant: Grant
     artifact_key: bytes = field(repr=False)
 
+    def begins(self, token_ids: Sequence[int], shared: int | None) -> bool:
+        """Return whether a prompt begins as the text, and whoever can guess that could tell by a look-up who has it.
+
+        The first segment is compared, or as much of it as text and prompt have; of a prompt with a ``shared`` part as much as
+        that part has, since that part is looked up for itself. Raises IntegrityError where the start does not open.
+        """
+        start = keys.decode_tokens(unseal(self.artifact_key, _START_LABEL, self.grant.start))
+        length = min(len(start), len(token_ids) if shared is None else shared)
+        return list(token_ids[:length]) == start[:length]
+
     def usable_tokens(self, token_ids: Sequence[int], shared: int | None) -> int:
         """Return how many tokens of a prompt the artifact gives; see :meth:`Artifact.usable_prefix`."""
         return usable_tokens(self.common_tokens(token_ids), self.grant.token_count, len(token_ids), shared)
@@ -42,15 +54,11 @@ class Granted:
     def common_tokens(self, token_ids: Sequence[int]) -> int:
         """Return how many tokens prompt and artifact have in common, in whole segments and the artifact's tail."""
         count = self.grant.token_count
-        namespace = _match_namespace(self.artifact_key)
         text = tuple(token_ids[:count])
         if len(text) < count:  # the prompt's own tail is none of the artifact
             text = text[: len(text) - len(text) % SEGMENT_TOKENS]
         known = [self.grant.match[at : at + DIGEST_BYTES] for at in range(0, len(self.grant.match), DIGEST_BYTES)]
-        first, *_ = [*keys.chain(self.grant.model_id, text[:SEGMENT_TOKENS], namespace=namespace), b""]
-        if first != known[0]:  # most grants are of other texts
-            return 0
-        found = keys.chain(self.grant.model_id, text, namespace=namespace)
+        found = keys.chain(self.grant.model_id, text, namespace=_match_namespace(self.artifact_key))
         common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(found, known, strict=False)))
         return min(common * SEGMENT_TOKENS, count)
 
@@ -81,33 +89,50 @@ def make_grant(
         sealed_key=seal_key(artifact_key, did, ephemeral),
         model_id=model_id,
         token_count=len(token_ids),
+        start=seal(artifact_key, _START_LABEL, keys.encode_tokens(token_ids[:SEGMENT_TOKENS])),
         match=match,
     )
 
 
-def grant_to(own: Granted, reader: str, *, sequence: int, created: int, expires: int | None, ephemeral: bytes) -> Grant:
-    """Return a grant of the same artifact to ``reader``, out of the publisher's own.
+def grant_to(
+    own: Granted,
+    reader: str,
+    *,
+    sequence: int,
+    created: int,
+    expires: int | None,
+    ephemeral: bytes,
+    signers: Collection[str] | None = None,
+) -> Grant:
+    """Return a grant of the same artifact to ``reader``, out of the one that its holder has.
 
-    Raises GrantError where that is somebody else's, FormatError for what is no did:key that anything can be sealed to.
+    The holder signs it: the publisher itself, or one of ``signers``, the keys that follow the publisher's. Raises GrantError
+    where the holder is a reader and no more, FormatError for what is no did:key that anything can be sealed to.
     """
     grant = own.grant
-    if grant.reader != grant.publisher:
+    if grant.reader not in (signers if signers is not None else (grant.publisher,)):
         raise GrantError(
             f"the grant of {grant.manifest} is {grant.publisher}'s, and only a publisher grants",
             advice="Ask the publisher to grant it to the other reader.",
         )
-    return Grant(
-        publisher=grant.publisher,
+    return replace(
+        grant,
+        publisher=grant.reader,
         sequence=sequence,
         created=created,
-        manifest=grant.manifest,
         reader=reader,
         sealed_key=seal_key(own.artifact_key, reader, ephemeral),
-        model_id=grant.model_id,
-        token_count=grant.token_count,
-        match=grant.match,
         expires=expires,
+        extra={},
     )
+
+
+def granted_again(grant: Grant, manifest: Cid, *, sequence: int, created: int) -> Grant:
+    """Return the grant for ``manifest``, which is the same artifact signed once more; reader, key and expiry stay.
+
+    ``sequence`` is the publisher's next one, ``created`` in seconds since the epoch.
+    """
+    return replace(grant, manifest=manifest, sequence=sequence, created=created)
 
 
 def check_expiry(grant: Grant, now: float) -> None:
@@ -116,10 +141,18 @@ def check_expiry(grant: Grant, now: float) -> None:
         raise GrantExpiredError(f"the grant of {grant.manifest} expired {format_seconds(now - grant.expires)} ago")
 
 
-def check_granter(grant: Grant, manifest: Manifest) -> None:
-    """Raise GrantError unless the grant is by the artifact's publisher and speaks of what the manifest describes."""
-    if grant.publisher != manifest.publisher:
-        raise GrantError(f"{grant.publisher} granted {grant.manifest}, which {manifest.publisher} published")
+def check_granter(grant: Grant, manifest: Manifest, signers: Collection[str] | None = None) -> None:
+    """Raise GrantError unless the grant is by the artifact's publisher and speaks of what the manifest describes.
+
+    ``signers`` are the keys that speak for the publisher: its own, by default alone, and those that follow it
+    (:func:`p2pkv.trust.record.succeeded`).
+    """
+    if grant.publisher not in (signers if signers is not None else (manifest.publisher,)):
+        raise GrantError(
+            f"{grant.publisher} granted {grant.manifest}, which {manifest.publisher} published, and is not known to follow it",
+            advice="If the publisher changed its key, add its statement with `p2pkv trust hear FILE`. Else ask the publisher "
+            "for a grant of its own.",
+        )
     if (grant.model_id, grant.token_count) != (manifest.model_id, manifest.tokens.count) or not manifest.private:
         raise GrantError(f"the grant of {grant.manifest} is not of what its manifest describes")
 

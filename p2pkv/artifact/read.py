@@ -98,8 +98,7 @@ class Artifact:
             return decode_block(ref, self.manifest.codec, data)
         if not self.ciphers:
             raise GrantMissingError(f"the blocks of {self.cid} are private")
-        if len(data) != ref.size:
-            raise IntegrityError(f"block {ref.cid} has {len(data)} bytes, its segment says {ref.size}")
+        ref.check_size(data)
         return self.ciphers[index].decode(layer, ref, self.manifest.codec, data)
 
 
@@ -187,8 +186,7 @@ def _is_itself_sealed(ref: BlockRef) -> bool:
 
 def decode_block(ref: BlockRef, codec: str, data: memoryview) -> memoryview:
     """Return the decoded bytes of a block whose bytes are verified against its CID. Raises IntegrityError, FormatError."""
-    if len(data) != ref.size:
-        raise IntegrityError(f"block {ref.cid} has {len(data)} bytes, its segment says {ref.size}")
+    ref.check_size(data)
     decoded = codec_named(codec).decode(data, ref.part.size)
     # A raw block under a BLAKE3 CID is verified by its CID already: the two digests are the same.
     verified = decoded is data and ref.cid == Cid(Codec.RAW, HashFunction.BLAKE3, ref.digest)

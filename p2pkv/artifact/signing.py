@@ -22,11 +22,26 @@ def sign_manifest(manifest: Manifest, terms: Terms, key: SigningKey) -> Envelope
     Raises UsageError where it had a sequence number that is not below the new one, or is a private artifact's, whose grants
     name the manifest that they open; ManifestError for another's key or terms that no manifest may have.
     """
-    if manifest.publisher != NOBODY and manifest.private:
+    if manifest.private:
         raise UsageError(
-            "a private artifact is not signed again: nobody has a grant for another manifest of it",
-            advice="Publish it again with --private, and grant that one.",
+            "a private artifact is not signed alone: nobody would have a grant for that manifest of it",
+            advice="Renew it where its publisher's grant is (`p2pkv renew`), or publish it again with --private.",
         )
+    return _sign(manifest, terms, key)
+
+
+def renewed(envelope: Envelope, key: SigningKey, sequence: int, created: int, expires: int | None) -> Envelope:
+    """Return the envelope of the same artifact with a later sequence number and another expiry, signed by the same key.
+
+    Grants of a private artifact name its manifest: whoever renews it makes them again. Raises SignatureError, FormatError and
+    its kin for an envelope that is none; UsageError for a sequence number that is not above the old one, ManifestError for
+    another's key.
+    """
+    old = envelope.open()
+    return _sign(old, Terms(old.publisher, sequence, created, expires, old.licence), key)
+
+
+def _sign(manifest: Manifest, terms: Terms, key: SigningKey) -> Envelope:
     if manifest.publisher != NOBODY and terms.sequence <= manifest.sequence:
         raise UsageError(
             f"the sequence number {terms.sequence} does not follow {manifest.sequence}",
@@ -43,15 +58,6 @@ def sign_manifest(manifest: Manifest, terms: Terms, key: SigningKey) -> Envelope
     envelope = Envelope.sign(said, key)
     Envelope.decode(envelope.encode()).open()  # one that nobody could open, being too large, is no use
     return envelope
-
-
-def renewed(envelope: Envelope, key: SigningKey, sequence: int, created: int, expires: int | None) -> Envelope:
-    """Return the envelope of the same artifact with a later sequence number and another expiry, signed by the same key.
-
-    Raises SignatureError, FormatError and its kin for an envelope that is none, and what :func:`sign_manifest` raises.
-    """
-    old = envelope.open()
-    return sign_manifest(old, Terms(old.publisher, sequence, created, expires, old.licence), key)
 
 
 def check_fits(envelope: Envelope, draft: bytes) -> Manifest:

@@ -79,8 +79,9 @@ def p2pkv(
     Keep it, make room:  p2pkv pin bafyr4i...; p2pkv gc
     Find what is wrong:  p2pkv doctor
 
-    Keygen, key, build, sign, join, inspect, verify, trust and doctor work alone, export too where no node runs; the others
-    talk to the p2pkv-node that keeps the same home. Every command takes --home and --json, and teaches with --help.
+    Keygen, key, build, sign, join, revoke, rotate, inspect, verify, trust, namespace, grant, grants and doctor work alone,
+    export too where no node runs; the others talk to the p2pkv-node that keeps the same home. Every command takes --json, all
+    but build and join --home, and each teaches with --help.
 
     \b
     Exit status: 0 done, 2 a wrong argument, key or model, 3 wrong bytes from a peer or publisher, 4 this machine, its

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from p2pkv.artifact.read import Artifact, decode_block, open_manifest
+from p2pkv.cli.options import read_file
 from p2pkv.errors import (
     CidError,
     FetchIncompleteError,
@@ -27,7 +28,6 @@ from p2pkv.formats.draft import NOBODY, open_root
 from p2pkv.formats.manifest import Manifest
 from p2pkv.limits import MAX_NODE_BYTES
 from p2pkv.store.car_reading import check_car, is_car, read_root
-from p2pkv.store.files import os_errors
 from p2pkv.store.home import HomeLayout
 from p2pkv.store.home_trust import HomeTrust
 from p2pkv.store.stored_blocks import StoredBlocks
@@ -70,10 +70,7 @@ def open_source(argument: str, home: Path) -> Source:
 
 def read_node_file(path: Path) -> bytes:
     """Return the bytes of an envelope or a draft. Raises UsageError where there is no file, FormatError, StoreError."""
-    if not path.is_file():
-        raise UsageError(f"there is no file {path}", advice="Name the file of an envelope or a draft.")
-    with os_errors(f"read {path}"), path.open("rb") as file:
-        data = file.read(MAX_NODE_BYTES + 1)
+    data = read_file(path, MAX_NODE_BYTES, advice="Name the file of an envelope or a draft.")
     if len(data) > MAX_NODE_BYTES:
         raise FormatError(f"{path} is larger than any envelope", advice="Name the file of an envelope, a draft or a CAR.")
     return data
@@ -154,7 +151,7 @@ def _check_car(path: Path, verdict: Verdict, on_segment: Callable[[int, int], No
 def standing(manifest: Manifest, cid: Cid, trust: HomeTrust) -> list[P2pkvError]:
     """Return every reason why this home would not use an artifact of verified signature, none where it would.
 
-    Of a draft there is one: nobody signed it.
+    Of a draft there is one: nobody signed it. Raises StoreError, UnknownVersionError where rules or statements cannot be read.
     """
     if manifest.publisher == NOBODY:
         return [SignatureError("it is not signed", advice="Whoever has the publisher's key signs it with `p2pkv sign`.")]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -19,6 +20,7 @@ from p2pkv.cli.progress import Moment, open_progress, show_steps
 from p2pkv.errors import UsageError
 from p2pkv.formats.tensors import Dtype
 from p2pkv.store.files import os_errors
+from p2pkv.store.spool import clear_unlocked, create_locked
 from p2pkv.units import format_bytes, format_seconds, plural
 
 
@@ -91,12 +93,18 @@ def build(
 
 @contextmanager
 def _folder_beside(path: Path) -> Iterator[Path]:
-    """Yield a folder on the disk of ``path`` for what is on its way into it. Raises UsageError, StoreError."""
+    """Yield a folder on the disk of ``path`` for what is on its way into it. Those of builds that were killed are removed.
+
+    Raises UsageError, StoreError.
+    """
     if path.is_dir():
         raise UsageError(f"{path} is a folder", advice="Name a file to write, such as book.car.")
+    prefix, suffix = f".{path.name}.", ".building"
     with os_errors(f"create a folder in {path.parent}"):
-        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".building", dir=path.parent))
+        clear_unlocked(path.parent, lambda name: name.startswith(prefix) and name.endswith(suffix))
+        folder, lock = create_locked(path.parent, lambda: f"{prefix}{secrets.token_hex(8)}{suffix}")
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)

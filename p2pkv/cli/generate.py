@@ -13,7 +13,7 @@ from nacl.signing import SigningKey
 
 from p2pkv.cli import models
 from p2pkv.cli.fetch import peer_lines
-from p2pkv.cli.keygen import passphrase_of
+from p2pkv.cli.key_file import open_key
 from p2pkv.cli.options import DeviceOption, DtypeOption, HomeOption, JsonOption, ModelArgument, home_of, read_text
 from p2pkv.cli.output import Output, printable, reporting
 from p2pkv.cli.passphrase import PassphraseFileOption
@@ -48,7 +48,8 @@ def generate(
         typer.Option(
             metavar="LEVEL",
             help="What has to hold beyond the publisher's signature: signature (nothing more), sample or sample=N (N random "
-            "tokens, recomputed, are what was loaded) or full (everything is).",
+            "tokens, recomputed, are what was loaded), quorum=K (K accepted publishers signed the same) or full (everything, "
+            "recomputed, is).",
         ),
     ] = "signature",
     passphrase_file: PassphraseFileOption = None,
@@ -106,7 +107,7 @@ def _reader(home: Path, passphrase_file: Path | None) -> SigningKey | None:
     file = read_key_file(path)
     if not file.encrypted or (passphrase_file is None and not sys.stdin.isatty()):
         return None
-    return file.open(passphrase_of(passphrase_file))
+    return open_key(file, passphrase_file)
 
 
 def _answer(

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from nacl.signing import SigningKey
 
 from p2pkv.artifact.granting import Granted, check_expiry, grant_to
 from p2pkv.cli.gc import ManifestArgument, parse_manifest
-from p2pkv.cli.keygen import KeyOption, key_path, passphrase_of
+from p2pkv.cli.key_file import KeyOption, find_key, open_key
 from p2pkv.cli.manifest_view import expiry
-from p2pkv.cli.options import ExpiresOption, HomeOption, JsonOption, home_of, parse_expiry
+from p2pkv.cli.options import ExpiresOption, HomeOption, JsonOption, home_of, parse_expiry, read_file
 from p2pkv.cli.output import fields, reporting
 from p2pkv.cli.passphrase import PassphraseFileOption
 from p2pkv.errors import GrantExpiredError, UsageError, WrongReaderError
@@ -22,10 +23,12 @@ from p2pkv.formats.grant import KEY_BYTES, Grant
 from p2pkv.formats.statement import SignedStatement
 from p2pkv.limits import MAX_STATEMENT_BYTES
 from p2pkv.store.files import create_file, os_errors
-from p2pkv.store.grants import SUFFIX, GrantFiles
+from p2pkv.store.grants import SUFFIX, GrantFiles, IssuedGrants
 from p2pkv.store.home import HomeLayout
+from p2pkv.store.home_trust import HomeTrust
 from p2pkv.store.publisher_key import read_key_file
 from p2pkv.store.sequence import next_sequence
+from p2pkv.trust.record import succeeded
 
 app = typer.Typer(
     invoke_without_command=True,
@@ -50,7 +53,7 @@ def grant(
 
     Writes a file to be sent to the reader, who adds it with `p2pkv grants add FILE`. It holds the artifact's key, sealed to
     the reader's: others learn from it who may read what, and cannot open the artifact. What a reader has opened cannot be
-    taken back: an expiry and `p2pkv grants remove` bind software that obeys them.
+    taken back: an expiry and `p2pkv grants remove` bind software that obeys them. This home remembers whom it granted what.
 
     \b
     Example:
@@ -61,13 +64,13 @@ def grant(
         end = parse_expiry(expires, now) if expires is not None else None
         decode_did(reader)
         own = GrantFiles(place).get(cid)
-        keys = read_key_file(key_path(key, place))
+        keys = find_key(key, place)
         if own.reader != keys.did:
             raise WrongReaderError(
-                f"{own.publisher} published {cid}, and the key is that of {keys.did}",
+                f"the grant of {cid} here is for {own.reader}, and the key is that of {keys.did}",
                 advice="Name the key of its publisher with --key.",
             )
-        signer = keys.open(passphrase_of(passphrase_file) if keys.encrypted else None)
+        signer = open_key(keys, passphrase_file)
         made = grant_to(
             Granted(own, own.artifact_key(signer)),
             reader,
@@ -75,22 +78,34 @@ def grant(
             created=int(now),
             expires=end,
             ephemeral=secrets.token_bytes(KEY_BYTES),
+            signers=[*succeeded(own.publisher, HomeTrust(HomeLayout(place)).records)],
         )
-        path = (out or Path(f"{str(cid)[-8:]}-{reader[-8:]}{SUFFIX}")).expanduser().absolute()
-        with os_errors(f"write {path}"):
-            try:
-                create_file(path, SignedStatement.sign(made, signer).encode())
-            except FileExistsError:
-                raise UsageError(f"{path} exists and is not overwritten", advice="Name another file with --out.") from None
+        path = give(made, signer, place, out)
         document = {"manifest": str(cid), "reader": reader, "expires": end, "file": str(path)}
         pairs = [("manifest", str(cid)), ("reader", reader), ("expires", expiry(end)), ("file", str(path))]
         output.result(document, fields(pairs))
         output.note(f"The reader runs `p2pkv grants add {path.name}`.")
 
 
+def give(made: Grant, signer: SigningKey, home: Path, out: Path | None = None) -> Path:
+    """Sign a grant, write it to a file for its reader, and remember it; return the file.
+
+    Raises UsageError where there is such a file, DiskFullError, StoreError.
+    """
+    signed = SignedStatement.sign(made, signer)
+    path = (out or Path(f"{str(made.manifest)[-8:]}-{made.reader[-8:]}{SUFFIX}")).expanduser().absolute()
+    with os_errors(f"write {path}"):
+        try:
+            create_file(path, signed.encode())
+        except FileExistsError:
+            raise UsageError(f"{path} exists and is not overwritten", advice="Name another file with --out.") from None
+    IssuedGrants(home).keep(signed)
+    return path
+
+
 @app.callback()
 def grants(context: typer.Context, home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """List the grants of this home.
+    """List the grants of this home: what it may open, and what its publisher let others open.
 
     \b
     Example:
@@ -99,11 +114,14 @@ def grants(context: typer.Context, home: HomeOption = None, as_json: JsonOption 
     if context.invoked_subcommand is not None:
         return
     with reporting(as_json) as output:
-        files, now = GrantFiles(home_of(home)), time.time()
+        place, now = home_of(home), time.time()
+        files = GrantFiles(place)
         rows = [_describe(files.get(manifest), now) for manifest in files]
+        issued = [_describe(found, now) for found in IssuedGrants(place).every()]
         lines = [f"{row['manifest']}  {row['standing']}  for {row['reader']}" for row in rows]
-        output.result({"grants": rows}, lines)
-        if not rows:
+        lines += [f"{row['manifest']}  {row['standing']}  issued to {row['reader']}" for row in issued]
+        output.result({"grants": rows, "issued": issued}, lines)
+        if not lines:
             output.note("There are none. Add what a publisher gave you with `p2pkv grants add FILE`.")
 
 
@@ -123,10 +141,7 @@ def add(
     """
     with reporting(as_json) as output:
         place = home_of(home)
-        if not file.is_file():
-            raise UsageError(f"there is no file {file}", advice="Name a grant, as `p2pkv grant` writes it.")
-        with os_errors(f"read {file}"), file.open("rb") as opened:
-            data = opened.read(MAX_STATEMENT_BYTES + 1)
+        data = read_file(file, MAX_STATEMENT_BYTES, advice="Name a grant, as `p2pkv grant` writes it.")
         found = SignedStatement.decode(data).open(Grant)
         keys = read_key_file(HomeLayout(place).publisher_key)
         if found.reader != keys.did:
@@ -142,18 +157,27 @@ def add(
 
 
 @app.command()
-def remove(manifest: ManifestArgument, home: HomeOption = None, as_json: JsonOption = False) -> None:
+def remove(
+    manifest: ManifestArgument,
+    reader: Annotated[
+        str | None, typer.Option("--reader", metavar="DID", help="Forget that this reader was granted it, and keep your own.")
+    ] = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Take a grant away from this home.
 
-    A publisher who removes its own can grant the artifact to nobody any more, nor open it.
+    A publisher who removes its own can grant the artifact to nobody any more, nor open it. With --reader it forgets that it
+    granted the artifact to that reader, who then gets no grant when it is renewed; what the reader has stays good.
 
     \b
     Example:
       p2pkv grants remove bafyr4iabc...
+      p2pkv grants remove bafyr4iabc... --reader did:key:z6MktwupdmLXVVqTzCw4i46r4uGyosGXRnR3XjN4Zq7oMMsw
     """
     with reporting(as_json) as output:
-        cid = parse_manifest(manifest)
-        removed = GrantFiles(home_of(home)).remove(cid)
+        cid, place = parse_manifest(manifest), home_of(home)
+        removed = IssuedGrants(place).forget(cid, reader) if reader is not None else GrantFiles(place).remove(cid)
         output.result({"manifest": str(cid), "removed": removed}, [f"{'removed' if removed else 'there was no grant'}: {cid}"])
 
 

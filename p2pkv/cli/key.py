@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from p2pkv.cli.keygen import KeyOption, key_path, passphrase_of
+from p2pkv.cli.key_file import KeyOption, find_key, passphrase_of
 from p2pkv.cli.options import HomeOption, JsonOption, home_of, show_help
 from p2pkv.cli.output import fields, reporting
 from p2pkv.cli.passphrase import PassphraseFileOption, ask_new_passphrase, read_passphrase
 from p2pkv.errors import UsageError
-from p2pkv.store.publisher_key import change_passphrase, read_key_file
+from p2pkv.store.publisher_key import change_passphrase
 
 app = typer.Typer(
     invoke_without_command=True,
@@ -31,7 +31,7 @@ def show(key: KeyOption = None, home: HomeOption = None, as_json: JsonOption = F
       p2pkv key show --key team.key
     """
     with reporting(as_json) as output:
-        file = read_key_file(key_path(key, home_of(home)))
+        file = find_key(key, home_of(home))
         pairs = [
             ("publisher", file.did),
             ("key file", str(file.path)),
@@ -64,7 +64,7 @@ def passphrase(
     with reporting(as_json) as output:
         if remove and new_passphrase_file is not None:
             raise UsageError("--remove and --new-passphrase-file say different things", advice="Give one of the two.")
-        file = read_key_file(key_path(key, home_of(home)))
+        file = find_key(key, home_of(home))
         old = passphrase_of(passphrase_file) if file.encrypted else None
         file.open(old)  # a wrong passphrase is told before a new one is asked for
         if remove:

@@ -7,19 +7,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from nacl.signing import SigningKey
 
+from p2pkv.cli.key_file import key_path
 from p2pkv.cli.options import HomeOption, JsonOption, home_of
 from p2pkv.cli.output import fields, reporting
-from p2pkv.cli.passphrase import PassphraseFileOption, ask_new_passphrase, ask_passphrase, read_passphrase
-from p2pkv.store.home import HomeLayout
-from p2pkv.store.publisher_key import read_key_file, write_publisher_key
+from p2pkv.cli.passphrase import PassphraseFileOption, ask_new_passphrase, read_passphrase
+from p2pkv.store.publisher_key import write_publisher_key
 from p2pkv.store.secrets import SEED_BYTES
-
-KeyOption = Annotated[
-    Path | None,
-    typer.Option("--key", metavar="FILE", help="Key to sign with. [default: keys/publisher.key in the home]"),
-]
 
 
 def keygen(
@@ -50,23 +44,3 @@ def keygen(
         encrypted = secret is not None
         pairs = [("publisher", did), ("key file", f"{path}{', under its passphrase' if encrypted else ''}")]
         output.result({"did": did, "file": str(path), "encrypted": encrypted}, fields(pairs))
-
-
-def key_path(path: Path | None, home: Path) -> Path:
-    """Return the key file that an option names, by default the home's; absolute."""
-    return path.expanduser().absolute() if path is not None else HomeLayout(home).publisher_key
-
-
-def load_key(path: Path | None, home: Path, passphrase_file: Path | None = None) -> SigningKey:
-    """Return the publisher key in ``path``, by default the home's.
-
-    The passphrase of an encrypted one is read from ``passphrase_file``, else asked for on the terminal. Raises UsageError
-    where there is neither, WrongPassphraseError, what ``read_key_file`` raises.
-    """
-    file = read_key_file(key_path(path, home))
-    return file.open(passphrase_of(passphrase_file) if file.encrypted else None)
-
-
-def passphrase_of(path: Path | None) -> bytes:
-    """Return the passphrase in a file, else ask for it. Raises UsageError."""
-    return read_passphrase(path) if path is not None else ask_passphrase("Passphrase of the key")

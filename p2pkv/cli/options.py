@@ -101,12 +101,20 @@ def parse_expiry(text: str, now: float) -> int:
     return moment
 
 
+def read_file(path: Path, most: int, *, advice: str, what: str = "file") -> bytes:
+    """Return what is in a file, of one that is too large ``most`` bytes and one more.
+
+    Raises UsageError with ``advice`` where there is no file, StoreError.
+    """
+    if not path.is_file():
+        raise UsageError(f"there is no {what} {path}", advice=advice)
+    with os_errors(f"read {path}"), path.open("rb") as file:
+        return file.read(most + 1)
+
+
 def read_text(path: Path) -> str:
     """Return a text file's content, byte for byte. Raises UsageError where it is missing, too large, empty or not UTF-8."""
-    if not path.is_file():
-        raise UsageError(f"there is no text file {path}", advice="Name a UTF-8 text file.")
-    with os_errors(f"read {path}"), path.open("rb") as file:
-        data = file.read(MAX_TEXT_FILE_BYTES + 1)
+    data = read_file(path, MAX_TEXT_FILE_BYTES, advice="Name a UTF-8 text file.", what="text file")
     if len(data) > MAX_TEXT_FILE_BYTES:
         raise UsageError(f"{path} exceeds {MAX_TEXT_FILE_BYTES} bytes", advice="Split the text.")
     try:

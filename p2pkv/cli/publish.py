@@ -10,7 +10,7 @@ import typer
 
 from p2pkv.cli import models
 from p2pkv.cli.import_car import imported_pairs
-from p2pkv.cli.keygen import KeyOption, key_path, passphrase_of
+from p2pkv.cli.key_file import KeyOption, find_key, open_key
 from p2pkv.cli.options import (
     DeviceOption,
     DtypeOption,
@@ -31,7 +31,6 @@ from p2pkv.formats.draft import NOBODY, open_root
 from p2pkv.formats.tensors import Dtype
 from p2pkv.store.car_reading import is_car, read_root
 from p2pkv.store.namespaces import read_namespace
-from p2pkv.store.publisher_key import read_key_file
 from p2pkv.store.sequence import next_sequence
 from p2pkv.units import format_bytes, format_seconds, plural
 
@@ -90,8 +89,8 @@ def publish(
             _publish_file(output, source.expanduser().absolute(), place, trust=trust)
         else:
             started = time.monotonic()
-            keys = read_key_file(key_path(key, place))
-            signer = keys.open(passphrase_of(passphrase_file) if keys.encrypted else None)
+            keys = find_key(key, place)
+            signer = open_key(keys, passphrase_file)
             text = read_text(textfile)
             namespace = read_namespace(place, private) if private is not None else None
             end = parse_expiry(expires, time.time()) if expires is not None else None

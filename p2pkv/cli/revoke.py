@@ -13,7 +13,7 @@ import typer
 from nacl.signing import SigningKey
 
 from p2pkv.cli.gc import parse_manifest
-from p2pkv.cli.keygen import KeyOption, key_path, passphrase_of
+from p2pkv.cli.key_file import KeyOption, find_key, open_key
 from p2pkv.cli.options import HomeOption, JsonOption, home_of
 from p2pkv.cli.output import fields, reporting
 from p2pkv.cli.passphrase import PassphraseFileOption
@@ -21,14 +21,14 @@ from p2pkv.cli.trust import parse_model
 from p2pkv.errors import UsageError
 from p2pkv.formats.did import encode_did
 from p2pkv.formats.hashing import DIGEST_BYTES
-from p2pkv.formats.revocations import EVERYTHING, Revoked, Scope
+from p2pkv.formats.revocations import EVERYTHING, Revocations, Revoked, Scope
 from p2pkv.formats.statement import SignedStatement
 from p2pkv.formats.succession import Succession
 from p2pkv.limits import MAX_REASON_BYTES
 from p2pkv.store.files import os_errors, replace_file
 from p2pkv.store.home import HomeLayout
 from p2pkv.store.publisher_key import KeyFile, read_key_file
-from p2pkv.store.sequence import next_sequence, sequence_at
+from p2pkv.store.sequence import next_sequence
 from p2pkv.store.statement_files import StatementFiles
 from p2pkv.trust.record import Record
 from p2pkv.units import plural
@@ -76,24 +76,28 @@ def revoke(
         keys, signer = _key(key, passphrase_file, place)
         files = StatementFiles(HomeLayout(place).statements)
         record = files.get(keys.did, Record(keys.did))
-        listed = record.next_list(item, int(now), sequence_at(now))
-        news = len(listed.items) > len({known.key for known in record.items})
-        signed = SignedStatement.sign(listed, signer) if news else record.lists[-1].signed
-        files.hear(signed)
+        news = item.key not in {known.key for known in record.items}
+        if news:
+            sequence = next_sequence(keys.path, keys.did, now, above=record.sequence)
+            signed = SignedStatement.sign(record.next_list(item, int(now), sequence), signer)
+            files.hear(signed)
+        else:
+            signed = record.lists[-1].signed
+        listed = signed.open(Revocations)
         _write(out, signed)
         document: dict[str, Any] = {
             "publisher": keys.did,
             "scope": item.scope.value,
             "revoked": _shown(item),
             "reason": reason,
-            "sequence": listed.sequence if news else record.sequence,
+            "sequence": listed.sequence,
             "items": len(listed.items),
             "added": news,
         }
         pairs = [
             ("revoked" if news else "revoked already", f"{item.scope.value} {_shown(item)}"),
             ("publisher", keys.did),
-            ("list", f"number {document['sequence']}, {plural(len(listed.items), 'item')}"),
+            ("list", f"number {listed.sequence}, {plural(len(listed.items), 'item')}"),
         ]
         output.result(document, fields(pairs))
 
@@ -142,7 +146,7 @@ def rotate(
                 f"{keys.did} was replaced by {successor} already",
                 advice="A second successor would make others trust neither: rotate that key.",
             )
-        new = new_file.open(passphrase_of(new_passphrase_file) if new_file.encrypted else None)
+        new = open_key(new_file, new_passphrase_file)
         last = next_sequence(keys.path, keys.did, now)
         statement = Succession.agreed(keys.did, new, last=last, created=int(now), reason=reason)
         signed = SignedStatement.sign(statement, signer)
@@ -185,8 +189,8 @@ def _check_reason(reason: str) -> None:
 
 
 def _key(path: Path | None, passphrase_file: Path | None, home: Path) -> tuple[KeyFile, SigningKey]:
-    file = read_key_file(key_path(path, home))
-    return file, file.open(passphrase_of(passphrase_file) if file.encrypted else None)
+    file = find_key(path, home)
+    return file, open_key(file, passphrase_file)
 
 
 def _write(path: Path | None, signed: SignedStatement) -> None:

@@ -14,7 +14,7 @@ import typer
 from p2pkv.artifact.build import Terms
 from p2pkv.artifact.signing import sign_manifest
 from p2pkv.cli.artifacts import read_node_file
-from p2pkv.cli.keygen import KeyOption, key_path, passphrase_of
+from p2pkv.cli.key_file import KeyOption, find_key, open_key
 from p2pkv.cli.manifest_view import content_pairs, term_pairs
 from p2pkv.cli.options import ExpiresOption, HomeOption, JsonOption, home_of, parse_expiry
 from p2pkv.cli.output import Output, fields, reporting
@@ -28,7 +28,6 @@ from p2pkv.store.car_file import write_pieces
 from p2pkv.store.car_reading import CheckedCar, check_car, is_car
 from p2pkv.store.car_signing import write_signed
 from p2pkv.store.progress import Progress
-from p2pkv.store.publisher_key import read_key_file
 from p2pkv.store.sequence import next_sequence
 from p2pkv.units import format_bytes
 
@@ -63,7 +62,7 @@ def sign(
         source, target = file.expanduser().absolute(), out.expanduser().absolute()
         now = time.time()
         end = parse_expiry(expires, now) if expires is not None else None
-        keys = read_key_file(key_path(key, home_of(home)))
+        keys = find_key(key, home_of(home))
         with open_progress(output) as show:
             car = _check(source, show_steps(show))
         manifest = car.artifact.manifest if car is not None else open_root(read_node_file(source))
@@ -74,7 +73,7 @@ def sign(
             )
         chosen = licence if licence is not None else manifest.licence
         _ask(output, manifest, Terms(keys.did, manifest.sequence, int(now), end, chosen), yes)
-        signer = keys.open(passphrase_of(passphrase_file) if keys.encrypted else None)
+        signer = open_key(keys, passphrase_file)
         terms = Terms(keys.did, next_sequence(keys.path, keys.did, now), int(now), end, chosen)
         envelope = sign_manifest(manifest, terms, signer)
         with open_progress(output) as show:

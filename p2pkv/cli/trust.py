@@ -10,14 +10,13 @@ from typing import Annotated
 import typer
 
 from p2pkv.cli.artifacts import open_source
-from p2pkv.cli.options import HomeOption, JsonOption, home_of, show_help
+from p2pkv.cli.options import HomeOption, JsonOption, home_of, read_file, show_help
 from p2pkv.cli.output import fields, reporting
 from p2pkv.errors import FormatError, UsageError
 from p2pkv.formats.did import decode_did
 from p2pkv.formats.envelope import Envelope
 from p2pkv.formats.statement import SignedStatement
 from p2pkv.limits import MAX_STATEMENT_BYTES
-from p2pkv.store.files import os_errors
 from p2pkv.store.home import HomeLayout
 from p2pkv.store.home_trust import HomeTrust
 from p2pkv.store.survey import newest_sequence
@@ -168,10 +167,8 @@ def hear(
       p2pkv trust hear revocations.statement
     """
     with reporting(as_json) as output:
-        if not file.is_file():
-            raise UsageError(f"there is no file {file}", advice="Name a file that `p2pkv revoke --out` wrote.")
-        with os_errors(f"read {file}"), file.open("rb") as opened:
-            signed = SignedStatement.decode(opened.read(MAX_STATEMENT_BYTES + 1))
+        data = read_file(file, MAX_STATEMENT_BYTES, advice="Name a file that `p2pkv revoke --out` wrote.")
+        signed = SignedStatement.decode(data)
         news = HomeTrust(HomeLayout(home_of(home))).records.hear(signed)
         document = {"publisher": signed.publisher, "statement": signed.kind.value, "news": news}
         line = f"{'heard' if news else 'known already'}: {signed.kind.value} of {signed.publisher}"
@@ -188,8 +185,9 @@ def explain(
 ) -> None:
     """Show step by step why an artifact may be used here or not, and which command would change that.
 
-    Looks at the rules, at what publishers took back as far as this home knows, and at the clock. Changes nothing, and
-    needs neither a network nor a daemon. The exit status is 0 whatever the decision is.
+    Looks at the rules, at what publishers took back as far as this home knows, and at the clock. Tells when this home last
+    heard what the publisher takes back. Changes nothing, and needs neither a network nor a daemon. The exit status is 0
+    whatever the decision is.
 
     \b
     Example:
@@ -202,11 +200,14 @@ def explain(
         manifest = Envelope.decode(source.envelope).open()
         layout = HomeLayout(place)
         newest = newest_sequence(layout.index, manifest.publisher, manifest.last_chain_key)
-        decision = HomeTrust(layout).judge(manifest, source.cid, time.time(), newest=newest)
+        trust = HomeTrust(layout)
+        decision = trust.judge(manifest, source.cid, time.time(), newest=newest)
+        heard = trust.records.heard(manifest.publisher)
         document = {
             "manifest": str(source.cid),
             "publisher": manifest.publisher,
             "accepted": decision.accepted,
+            "heard": int(heard) if heard is not None else None,
             "steps": [
                 {
                     "check": step.check.value,
@@ -217,12 +218,13 @@ def explain(
                 for step in decision.steps
             ],
         }
-        output.result(document, _explanation(decision, manifest.publisher))
+        output.result(document, _explanation(decision, manifest.publisher, heard))
 
 
-def _explanation(decision: Decision, publisher: str) -> list[str]:
+def _explanation(decision: Decision, publisher: str, heard: float | None) -> list[str]:
     steps = [(step.check.value, f"{'no: ' if step.error is not None else ''}{step.text}") for step in decision.steps]
-    lines = fields([("publisher", publisher), ("signature", "valid"), *steps])
+    last = "never" if heard is None else f"{datetime.fromtimestamp(heard, UTC):%Y-%m-%d %H:%M UTC}"
+    lines = fields([("publisher", publisher), ("signature", "valid"), *steps, ("last heard of it", last)])
     if decision.accepted:
         return [*lines, f"accepted. To stop that: p2pkv trust reject {publisher}"]
     lines.append(f"refused, for {plural(len(decision.errors), 'reason')}. What to do:")

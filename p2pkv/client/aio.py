@@ -69,7 +69,7 @@ class AsyncClient:
         run = anyio.to_thread.run_sync
         make = partial(PrefillJob, home=self.home, shared=shared, patience_s=patience_s, verify=verify, reader=reader)
         job = await run(partial(make, model, token_ids))
-        for _ in range(2):
+        while True:
             try:
                 async with aclosing(self._stream(job.call())) as events:
                     async for event in events:
@@ -78,9 +78,8 @@ class AsyncClient:
             except P2pkvError as error:
                 job.fail(error)
                 break
-            if not job.damaged:
+            if not job.again():
                 break
-            job.retry()
         prefill = await run(job.finish)
         await self._tell(job.told())
         return prefill

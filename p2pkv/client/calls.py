@@ -167,7 +167,7 @@ def read_event(line: str) -> dict[str, Any] | None:
             raise error_from_dict(event)
         case {"event": "report" | "progress"}:
             return event
-        case {"event": "matched", "manifest": str(), "blocks": dict()}:
+        case {"event": "matched" | "witness", "manifest": str(), "blocks": dict()}:
             return event
         case {"event": "segment", "index": index, "blocks": dict()} if _is_number(index):
             return event

@@ -20,16 +20,20 @@ from p2pkv.artifact.read import Artifact, check_model, open_manifest
 from p2pkv.artifact.slice import Slice
 from p2pkv.client.calls import Call, fetch_manifest, read_locations
 from p2pkv.client.granted import find_granted
+from p2pkv.client.quorum import Agreement, Quorum
 from p2pkv.client.report import Prefill, PrefillReport
 from p2pkv.client.verification import Level, Verification, Verify, recompute_all, sample
-from p2pkv.errors import CacheMismatchError, IntegrityError, NotFoundError, P2pkvError, UsageError
+from p2pkv.errors import CacheMismatchError, IntegrityError, NotFoundError, P2pkvError, PolicyError, UsageError, error_classes
 from p2pkv.formats.cid import Cid
 from p2pkv.formats.envelope import Envelope
+from p2pkv.formats.manifest import Manifest
 from p2pkv.keys import encode_tokens
 from p2pkv.limits import MAX_CODED_BLOCK_BYTES, SEGMENT_TOKENS
 from p2pkv.store.home import HomeLayout
 from p2pkv.store.location import Location, read_located
+from p2pkv.store.statement_files import StatementFiles
 from p2pkv.store.stored_blocks import damaged
+from p2pkv.trust.record import succeeded
 
 if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedModel
@@ -72,6 +76,7 @@ class PrefillJob:
         self._shared = None if shared == len(token_ids) else shared
         self._patience_s = patience_s
         self._folder = HomeLayout(home).blocks
+        self._records = StatementFiles(HomeLayout(home).statements)
         self._located: dict[str, Location] = {}
         # Each block is read into the same memory, hashed there and copied from there, while it is in the processor's cache.
         self._block = memoryview(bytearray(MAX_CODED_BLOCK_BYTES))
@@ -86,18 +91,24 @@ class PrefillJob:
         self._written: set[int] = set()
         self._fetched: dict[str, Any] = {}
         self._hit = 0
-        self._verification: Verification | None = None
+        self._verification: Verification | Agreement | None = None
+        self._quorum = Quorum(self._verify.quorum, home) if self._verify.level is Level.QUORUM else None
+        self._instead: tuple[Cid, int] | None = None
         self._refused: list[dict[str, str]] = []  # by us, after the daemon had accepted it
         self._miss: str | None = None
         self._tokens_per_s: float | None = None
-        self.damaged = False
-        """A block that the daemon verified was damaged when it was read here: fetching again will mend it."""
+        self._damaged = self._mended = False
         self._granted: Granted | None = None
         self._withheld: P2pkvError | None = None
         try:
-            self._granted = find_granted(home, self._model_id, self._token_ids, time.time(), reader)
+            self._granted = find_granted(home, self._model_id, self._token_ids, time.time(), reader, self._shared)
         except P2pkvError as error:
             self._withheld = error
+        if self._quorum is not None and self._granted is not None:
+            raise UsageError(
+                f"{self._granted.grant.manifest} is private: its digests are keyed, so no two publishers can be compared",
+                advice="Use verify=sample or verify=full for what you were granted.",
+            )
 
     def call(self) -> Call:
         """Return what asks the daemon for the prompt, or for the private artifact that gives most of it.
@@ -116,13 +127,18 @@ class PrefillJob:
                     advice="It is computed here: a private text is not looked up.",
                 )
             return fetch_manifest(granted.grant.manifest, self._patience_s, Slice(segments), in_order=False, impatient=True)
-        body = {
+        if self._instead is not None:
+            manifest, segments = self._instead
+            return fetch_manifest(manifest, self._patience_s, Slice(segments), in_order=False, impatient=True)
+        body: dict[str, Any] = {
             "model_id": self._model_id.hex(),
             "dtype": self._geometry.dtype.value,
             "token_ids": self._token_ids,
             "shared": self._shared,
             "patience_s": self._patience_s,
         }
+        if self._quorum is not None:
+            body["quorum"] = self._verify.quorum
         return Call("POST", "/v1/fetch", body)
 
     def prepare(self) -> None:
@@ -151,8 +167,12 @@ class PrefillJob:
                 case "segment":
                     self._located |= read_locations(event)
                     self._inject(event["index"])
+                case "witness":
+                    self._located |= read_locations(event)
+                    self._hear_witness(Cid.parse(event["manifest"]))
                 case "report":
                     self._fetched = event
+                    self._obey(event)
                     self._mark("fetched_s")
                 case _:
                     pass
@@ -160,20 +180,34 @@ class PrefillJob:
             self.fail(error)
 
     def fail(self, error: P2pkvError) -> None:
-        """Note why there is no hit, or a shorter one."""
+        """Note why there is no hit, or a shorter one. What policy refuses by now is not used, as far as it is here."""
+        if isinstance(error, PolicyError):
+            self._drop()
         logger.warning("a prefill goes on without what could not be used: %s", error)
         self._miss = str(error)
-        self.damaged = self.damaged or isinstance(error, IntegrityError | NotFoundError)
+        self._damaged = self._damaged or isinstance(error, IntegrityError | NotFoundError)
 
-    def retry(self) -> None:
-        """Begin to hear the events of a second attempt; what was injected stays."""
-        self.damaged = False
+    def again(self) -> bool:
+        """Return, after the events of an attempt, whether :meth:`call` has more to ask for; what was injected stays.
+
+        Once for a block that the daemon verified and that was damaged when it was read here: fetching it again mends it. And
+        once where a quorum signed other values than those that were found first, so that one liar cannot take it away.
+        """
+        if self._damaged and not self._mended:
+            self._damaged, self._mended = False, True
+            return True
+        if self._quorum is None or self._instead is not None:
+            return False
+        self._instead = self._quorum.instead(self._artifact.cid if self._artifact is not None else None)
+        return self._instead is not None
 
     def finish(self) -> Prefill:
         """Compute what was not loaded, but for the last step, and return the cache."""
         hf, model = self._hf, self._model
         self._spare = None  # a miss needs no room
         hit = self._buffer.filled_tokens if self._buffer is not None else 0
+        if hit and self._artifact is not None and self._quorum is not None:
+            hit = self._count(self._artifact, self._quorum, hit)
         shared = self._shared
         if hit and self._artifact is not None and hit == len(self._artifact.token_ids):
             shared = hit if shared is None else shared
@@ -186,7 +220,7 @@ class PrefillJob:
                 hit, shared = 0, self._shared
         self._mark("loaded_s")
         start = hit
-        if hit and self._artifact is not None and self._verify.level is not Level.SIGNATURE:
+        if hit and self._artifact is not None and self._verify.level in (Level.SAMPLE, Level.FULL):
             cache, start = self._check_values(self._artifact, cache)
             hit = hit if self._verification is not None and self._verification.passed else 0
             shared = shared if start else self._shared
@@ -215,22 +249,31 @@ class PrefillJob:
 
     # --- injection -----------------------------------------------------------------------------------------------------
 
+    def _obey(self, report: dict[str, Any]) -> None:
+        """Drop an artifact that the daemon has refused while it came: its publisher took it back meanwhile."""
+        for refusal in report.get("refusals", []):
+            policy = issubclass(error_classes().get(refusal["code"], P2pkvError), PolicyError)
+            if policy and self._artifact is not None and refusal["manifest"] == str(self._artifact.cid):
+                self._drop()
+
+    def _drop(self) -> None:
+        self._artifact = self._buffer = None
+        self._written.clear()
+
     def _open(self, cid: Cid) -> None:
         """Check the manifest as if nobody had, and make room for what it offers."""
         if self._artifact is not None and self._artifact.cid == cid:
             return
-        self._artifact = self._buffer = None
-        self._written.clear()
+        self._drop()
         manifest = Envelope.decode(bytes(self._read(cid))).open()
-        check_model(manifest, self._model_id, self._geometry.dtype)
-        if manifest.layers != self._geometry.layers:
-            raise CacheMismatchError(f"the layers of {manifest.model_name[:64]!r} are not those of this model")
-        token_block = bytes(self._read(manifest.tokens.cid)) if manifest.tokens.cid is not None else None
+        token_block = self._checked_tokens(manifest)
         key: bytes | None = None
         if self._granted is not None and self._granted.grant.manifest == cid:
-            check_granter(self._granted.grant, manifest)
+            check_granter(self._granted.grant, manifest, [*succeeded(manifest.publisher, self._records)])
             key = self._granted.artifact_key
         artifact = open_manifest(cid, manifest, token_block, artifact_key=key)
+        if self._quorum is not None:
+            self._quorum.hear(artifact)
         hit = artifact.usable_prefix(self._token_ids, self._shared)
         if hit:
             self._artifact = artifact
@@ -238,6 +281,13 @@ class PrefillJob:
             fits = spare is not None and spare.tokens == hit
             self._buffer = spare if fits else self._hf.KVBuffer.for_model(self._model, hit)
             self._mark("matched_s")
+
+    def _checked_tokens(self, manifest: Manifest) -> bytes | None:
+        """Return the block of token ids where the manifest, which has to be of this model, has one."""
+        check_model(manifest, self._model_id, self._geometry.dtype)
+        if manifest.layers != self._geometry.layers:
+            raise CacheMismatchError(f"the layers of {manifest.model_name[:64]!r} are not those of this model")
+        return bytes(self._read(manifest.tokens.cid)) if manifest.tokens.cid is not None else None
 
     def _inject(self, index: int) -> None:
         """Copy one segment's blocks into the buffer, each verified on the way."""
@@ -253,8 +303,40 @@ class PrefillJob:
             for block in blocks:
                 data = artifact.decode_block(index, layer, block, self._read(block.cid))
                 buffer.write(layer, block.part, segment.start, segment.end, data)
+        if self._quorum is not None:
+            self._quorum.note(artifact.cid, index, segment)
         self._written.add(index)
         self._mark("first_segment_s")
+
+    def _hear_witness(self, cid: Cid) -> None:
+        """Take what another publisher signed, checked as if nobody had. A doubt about it is its own loss and nobody else's."""
+        quorum = self._quorum
+        if quorum is None:
+            return
+        try:
+            manifest = Envelope.decode(bytes(self._read(cid))).open()
+            artifact = open_manifest(cid, manifest, self._checked_tokens(manifest))
+            wanted = artifact.segments_for(artifact.usable_prefix(self._token_ids, self._shared))
+            nodes = {index: node for index, node in enumerate(manifest.segments[:wanted]) if str(node) in self._located}
+            opened = {index: artifact.open_segment(index, bytes(self._read(node))) for index, node in nodes.items()}
+            quorum.hear(artifact)
+            for index, segment in opened.items():
+                quorum.note(cid, index, segment)
+        except P2pkvError as error:
+            logger.warning("a witness is not heard: %s", error)
+            self._refuse(cid, error)
+
+    def _count(self, artifact: Artifact, quorum: Quorum, loaded: int) -> int:
+        """Return how many of the tokens that were loaded a quorum signed alike."""
+        found = self._verification = quorum.count(artifact.cid, loaded)
+        if not found.passed:
+            error = found.error()
+            self.fail(error)
+            self._refuse(artifact.cid, error)
+        return found.positions
+
+    def _refuse(self, cid: Cid, error: P2pkvError) -> None:
+        self._refused.append({"manifest": str(cid), "code": error.code, "message": error.message, "advice": error.advice})
 
     def _check_values(self, artifact: Artifact, cache: DynamicCache) -> tuple[DynamicCache, int]:
         """Verify what was loaded beyond its signature; return the cache to go on with, and how many tokens it holds."""
@@ -269,9 +351,7 @@ class PrefillJob:
             return cache, loaded
         error = found.error()
         self.fail(error)
-        self._refused.append(
-            {"manifest": str(artifact.cid), "code": error.code, "message": error.message, "advice": error.advice}
-        )
+        self._refuse(artifact.cid, error)
         return (computed, loaded) if computed is not None else (self._hf.open_cache(self._model), 0)
 
     def _read(self, cid: Cid) -> memoryview:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from p2pkv.client.quorum import Agreement
 from p2pkv.client.verification import Verification
 from p2pkv.units import format_bytes, format_seconds, plural
 
@@ -32,7 +33,7 @@ class PrefillReport:
     peers_dropped: Sequence[str] = ()
     refusals: Sequence[Mapping[str, Any]] = ()
     tokens_per_s: float | None = None
-    verification: Verification | None = None
+    verification: Verification | Agreement | None = None
     times: Mapping[str, float] = field(default_factory=dict)
 
     @property

@@ -18,6 +18,7 @@ from p2pkv.artifact.signing import renewed
 from p2pkv.artifact.slice import Slice
 from p2pkv.client import calls
 from p2pkv.client.calls import Call
+from p2pkv.client.granted import renew_own_grant
 from p2pkv.client.lease import Lease
 from p2pkv.client.prefill import PrefillJob
 from p2pkv.client.publishing import Staged, stage_artifact
@@ -82,13 +83,14 @@ class Client:
 
         ``shared`` is the length of the part that others share (a document before a question), where the caller knows it.
         ``verify`` says what has to hold beyond hashes, signature and trust before anything is loaded: ``signature`` (nothing
-        more), ``sample`` or ``sample=64`` (so many random positions, recomputed, are what was loaded), ``full`` (everything
-        is). What fails is computed locally, and the report says why.
+        more), ``sample`` or ``sample=64`` (so many random positions, recomputed, are what was loaded), ``quorum=3`` (so many
+        accepted publishers signed the same), ``full`` (everything is what was loaded). What fails is computed locally, and the
+        report says why.
         ``reader`` opens what this home was granted, where the home's own key is under a passphrase. ``on_event`` hears the
         daemon's progress. Raises ModelUnsupportedError, UsageError; never for what peers do.
         """
         job = PrefillJob(model, token_ids, home=self.home, shared=shared, patience_s=patience_s, verify=verify, reader=reader)
-        for _ in range(2):  # a second time only for a block that rotted between the daemon's check and ours
+        while True:
             try:
                 for event in self._stream(job.call(), meanwhile=job.prepare):
                     job.handle(event)
@@ -96,9 +98,8 @@ class Client:
             except P2pkvError as error:
                 job.fail(error)
                 break
-            if not job.damaged:
+            if not job.again():
                 break
-            job.retry()
         prefill = job.finish()
         self._tell(job.told())
         return prefill
@@ -147,13 +148,17 @@ class Client:
     ) -> Cid:
         """Sign a stored artifact once more, with another expiry, let the daemon share it, and return the new manifest CID.
 
-        Its blocks and its licence stay; nothing is computed. ``expires`` and ``sequence`` are as in :meth:`publish`. Raises
-        NotFoundError, FetchIncompleteError where it is not whole, ManifestError for another's key, UsageError for a sequence
-        number that is not higher than that of the old manifest, or a private artifact.
+        Its blocks and its licence stay; nothing is computed. ``expires`` and ``sequence`` are as in :meth:`publish`. Of a
+        private one the publisher's grant is made again; readers need new ones as well. Raises NotFoundError,
+        FetchIncompleteError where it is not whole, ManifestError for another's key, UsageError for a sequence number that is
+        not higher than that of the old manifest, GrantMissingError and GrantError where the publisher's own grant is not here.
         """
         now = time.time()
         number = sequence if sequence is not None else sequence_at(now)
-        envelope = renewed(calls.read_envelope(self.artifact(manifest)), key, number, int(now), expires)
+        old = calls.read_envelope(self.artifact(manifest))
+        envelope = renewed(old, key, number, int(now), expires)
+        if old.open().private:
+            renew_own_grant(self.home, manifest, envelope.cid, key, sequence=number, created=int(now))
         with open_staging(self.home) as staging:
             staging.write(envelope.cid, envelope.encode())
             self._report(calls.publish(staging.name, envelope.cid), on_event)
@@ -162,7 +167,7 @@ class Client:
     def announce(self, manifest: Cid) -> int:
         """Announce a stored artifact again now, and return how many keys it has.
 
-        Raises NotFoundError, FetchIncompleteError.
+        Raises NotFoundError, FetchIncompleteError, RevokedError for one that its publisher took back.
         """
         return int(self._call(calls.announce(manifest))["keys"])
 

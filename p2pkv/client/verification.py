@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from p2pkv.artifact.read import Artifact
 from p2pkv.errors import UsageError, WrongValuesError
-from p2pkv.limits import MAX_SAMPLED_POSITIONS
+from p2pkv.limits import MAX_QUORUM, MAX_SAMPLED_POSITIONS
 from p2pkv.trust.spot_check import SpotCheck, draw_positions
 
 if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedModel
 
 DEFAULT_POSITIONS: Final = 32
+DEFAULT_QUORUM: Final = 2
 
 
 class Level(StrEnum):
@@ -25,27 +26,32 @@ class Level(StrEnum):
 
     SIGNATURE = "signature"
     SAMPLE = "sample"
+    QUORUM = "quorum"
     FULL = "full"
 
 
 @dataclass(frozen=True, slots=True)
 class Verify:
-    """A level, and for ``sample`` how many token positions are recomputed."""
+    """A level; for ``sample`` how many token positions are recomputed, for ``quorum`` how many publishers have to agree."""
 
     level: Level = Level.SIGNATURE
     positions: int = DEFAULT_POSITIONS
+    quorum: int = DEFAULT_QUORUM
 
     @classmethod
     def parse(cls, text: str) -> Verify:
-        """Read ``signature``, ``sample``, ``sample=64`` or ``full``. Raises UsageError."""
-        match re.fullmatch(r"(signature|sample|full)|sample=([0-9]{1,6})", text):
-            case re.Match() as found if found[1]:
+        """Read ``signature``, ``sample``, ``sample=64``, ``quorum``, ``quorum=3`` or ``full``. Raises UsageError."""
+        match re.fullmatch(r"(signature|sample|quorum|full)(?:=([0-9]{1,6}))?", text):
+            case re.Match() as found if found[2] is None:
                 return cls(Level(found[1]))
-            case re.Match() as found if 1 <= int(found[2]) <= MAX_SAMPLED_POSITIONS:
-                return cls(Level.SAMPLE, int(found[2]))
+            case re.Match() as found if found[1] == Level.SAMPLE and 1 <= int(found[2]) <= MAX_SAMPLED_POSITIONS:
+                return cls(Level.SAMPLE, positions=int(found[2]))
+            case re.Match() as found if found[1] == Level.QUORUM and 2 <= int(found[2]) <= MAX_QUORUM:
+                return cls(Level.QUORUM, quorum=int(found[2]))
         raise UsageError(
             f"{text[:64]!r} is no way to verify",
-            advice=f"Say signature, sample, sample=N with N from 1 to {MAX_SAMPLED_POSITIONS}, or full.",
+            advice=f"Say signature, sample, sample=N with N from 1 to {MAX_SAMPLED_POSITIONS}, quorum=K with K from 2 to "
+            f"{MAX_QUORUM}, or full.",
         )
 
 

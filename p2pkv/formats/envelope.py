@@ -16,12 +16,11 @@ from p2pkv.formats.cid import Cid
 from p2pkv.formats.did import PUBLIC_KEY_BYTES, encode_did
 from p2pkv.formats.fields import Fields
 from p2pkv.formats.manifest import Manifest
-from p2pkv.formats.signature import verifies
+from p2pkv.formats.signature import SIGNATURE_BYTES, verify_signature
 from p2pkv.limits import MAX_NODE_BYTES
 
 KIND: Final = "p2pkv/envelope"
 VERSION: Final = 1
-SIGNATURE_BYTES: Final = 64
 # The domain keeps a manifest's signature from being taken for one over anything else that the same key signs.
 DOMAIN: Final = b"p2pkv/manifest/v1\x00"
 
@@ -71,8 +70,7 @@ class Envelope:
 
         Nothing of the payload is looked at before its signature is known to be good.
         """
-        if not verifies(self.key, DOMAIN + self.payload, self.signature):
-            raise SignatureError("the manifest's signature does not verify")
+        verify_signature(self.key, DOMAIN + self.payload, self.signature, "the manifest")
         manifest = Manifest.decode(self.payload)
         if manifest.publisher != encode_did(self.key):
             raise SignatureError(f"the manifest names {manifest.publisher} but another key signed it")

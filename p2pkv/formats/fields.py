@@ -73,6 +73,10 @@ class Fields:
             raise self._fault(name, f"is not a byte string of at most {limit} bytes")
         return value
 
+    def absent_or_bytes_up_to(self, name: str, limit: int) -> bytes | None:
+        """Read a field that is left out where there is nothing to say, and never null."""
+        return self.bytes_up_to(name, limit) if name in self._left else None
+
     def optional_bytes_up_to(self, name: str, limit: int) -> bytes | None:
         return self.bytes_up_to(name, limit) if self._given(name) else None
 

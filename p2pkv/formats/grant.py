@@ -20,6 +20,7 @@ from p2pkv.formats.cid import Cid
 from p2pkv.formats.did import decode_did, encode_did
 from p2pkv.formats.fields import Fields
 from p2pkv.formats.hashing import DIGEST_BYTES
+from p2pkv.formats.sealing import SEAL_BYTES
 from p2pkv.formats.statement import Statement, StatementKind
 from p2pkv.limits import MAX_SEGMENTS, MAX_TOKENS, SEGMENT_TOKENS
 
@@ -32,8 +33,9 @@ SEALED_KEY_BYTES: Final = KEY_BYTES + 48
 class Grant(Statement):
     """The key of the private artifact ``manifest``, sealed to ``reader`` (a did:key).
 
-    ``match`` holds a key for each segment, by which a reader finds out how much of a prompt the artifact has in common with
-    it, without having the artifact. ``expires`` is in seconds since the epoch, ``None`` for never.
+    ``start`` are the token ids of the first segment, sealed, and ``match`` holds a key for each segment: by them a reader
+    finds out how much of a prompt the artifact has in common with it, without having the artifact. ``expires`` is in seconds
+    since the epoch, ``None`` for never.
     """
 
     kind: ClassVar[StatementKind] = StatementKind.GRANT
@@ -43,6 +45,7 @@ class Grant(Statement):
     sealed_key: bytes
     model_id: bytes
     token_count: int
+    start: bytes
     match: bytes
     expires: int | None = None
 
@@ -53,6 +56,7 @@ class Grant(Statement):
             "sealed_key": self.sealed_key,
             "model_id": self.model_id,
             "token_count": self.token_count,
+            "start": self.start,
             "match": self.match,
             "expires": self.expires,
         }
@@ -68,6 +72,7 @@ class Grant(Statement):
             sealed_key=fields.fixed_bytes("sealed_key", SEALED_KEY_BYTES),
             model_id=fields.fixed_bytes("model_id", DIGEST_BYTES),
             token_count=fields.integer("token_count", 1, MAX_TOKENS),
+            start=fields.bytes_up_to("start", start_bytes(MAX_TOKENS)),
             match=fields.bytes_up_to("match", MAX_SEGMENTS * DIGEST_BYTES),
             expires=fields.optional_integer("expires"),
             extra=fields.rest(),
@@ -75,6 +80,8 @@ class Grant(Statement):
         decode_did(grant.reader)
         if len(grant.match) != -(-grant.token_count // SEGMENT_TOKENS) * DIGEST_BYTES:
             raise StatementError(f"{grant.token_count} tokens do not have the segments that the grant has keys for")
+        if len(grant.start) != start_bytes(grant.token_count):
+            raise StatementError(f"the grant does not have the start of {grant.token_count} tokens")
         return grant
 
     def artifact_key(self, reader: SigningKey) -> bytes:
@@ -90,6 +97,11 @@ class Grant(Statement):
                 advice="The publisher sealed something else: ask for a new grant.",
             ) from None
         return bytes(key)
+
+
+def start_bytes(token_count: int) -> int:
+    """Return how long ``start`` is for a text of so many tokens."""
+    return 4 * min(token_count, SEGMENT_TOKENS) + SEAL_BYTES
 
 
 def seal_key(artifact_key: bytes, reader: str, ephemeral: bytes) -> bytes:

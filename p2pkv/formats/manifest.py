@@ -128,7 +128,7 @@ class Manifest:
             producer=_texts(fields.map("producer")),
             tokenizer=fields.optional_fixed_bytes("tokenizer", DIGEST_BYTES),
             aliases=_aliases(fields.map("aliases")),
-            segment_keys=fields.optional_bytes_up_to("segment_keys", MAX_SEGMENTS * DIGEST_BYTES + SEAL_BYTES),
+            segment_keys=fields.absent_or_bytes_up_to("segment_keys", MAX_SEGMENTS * DIGEST_BYTES + SEAL_BYTES),
             extra=fields.rest(),
         )
         model.end()

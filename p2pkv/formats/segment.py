@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from p2pkv.errors import FormatError, ManifestError
+from p2pkv.errors import FormatError, IntegrityError, ManifestError
 from p2pkv.formats import dagcbor
 from p2pkv.formats.cid import Cid, Codec
 from p2pkv.formats.fields import Fields
@@ -37,6 +37,11 @@ class BlockRef:
     cid: Cid
     size: int
     digest: bytes
+
+    def check_size(self, data: bytes | memoryview) -> None:
+        """Raise IntegrityError unless ``data`` has as many bytes as the segment says."""
+        if len(data) != self.size:
+            raise IntegrityError(f"block {self.cid} has {len(data)} bytes, its segment says {self.size}")
 
     def to_value(self) -> dagcbor.Value:
         return {

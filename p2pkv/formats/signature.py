@@ -8,15 +8,26 @@ under one of them verifies differs from implementation to implementation
 
 from __future__ import annotations
 
+from typing import Final
+
 from nacl.bindings import crypto_core_ed25519_is_valid_point
 from nacl.exceptions import BadSignatureError
 from nacl.signing import VerifyKey
 
+from p2pkv.errors import SignatureError
 
-def verifies(key: bytes, message: bytes, signature: bytes) -> bool:
-    """Return whether ``signature`` (64 bytes) is one over ``message`` by the holder of ``key`` (32 bytes)."""
+SIGNATURE_BYTES: Final = 64
+
+
+def verify_signature(key: bytes, message: bytes, signature: bytes, what: str, advice: str | None = None) -> None:
+    """Verify that ``signature`` (64 bytes) is one over ``message`` by the holder of ``key`` (32 bytes).
+
+    Raises SignatureError, which names ``what`` was signed.
+    """
     try:
         VerifyKey(key).verify(message, signature)
+        good = crypto_core_ed25519_is_valid_point(key)
     except BadSignatureError:
-        return False
-    return crypto_core_ed25519_is_valid_point(key)
+        good = False
+    if not good:
+        raise SignatureError(f"the signature of {what} does not verify", advice=advice)

@@ -19,13 +19,13 @@ from p2pkv.errors import SignatureError, StatementError
 from p2pkv.formats import dagcbor
 from p2pkv.formats.cid import Cid
 from p2pkv.formats.did import PUBLIC_KEY_BYTES, decode_did, encode_did
-from p2pkv.formats.envelope import SIGNATURE_BYTES
 from p2pkv.formats.fields import Fields
-from p2pkv.formats.signature import verifies
+from p2pkv.formats.signature import SIGNATURE_BYTES, verify_signature
 from p2pkv.limits import MAX_STATEMENT_BYTES
 
 KIND: Final = "p2pkv/statement"
 VERSION: Final = 1
+NOT_OBEYED: Final = "Nothing of it was obeyed. Ask the publisher for the statement, or fetch it from another source."
 
 
 class StatementKind(StrEnum):
@@ -163,20 +163,11 @@ class SignedStatement:
         """
         if self.kind is not expected.kind:
             raise StatementError(f"expected {expected.kind.value}, found {self.kind.value}")
-        verify_signature(self.key, self.kind.domain + self.payload, self.signature, f"the signature of the {self.kind.value}")
+        verify_signature(self.key, self.kind.domain + self.payload, self.signature, f"the {self.kind.value}", NOT_OBEYED)
         statement = expected.decode(self.payload)
         if statement.publisher != self.publisher:
-            raise SignatureError(f"the {self.kind.value} name {statement.publisher} but another key signed", advice=_ADVICE)
+            raise SignatureError(f"the {self.kind.value} name {statement.publisher} but another key signed", advice=NOT_OBEYED)
         return statement
-
-
-_ADVICE: Final = "Nothing of it was obeyed. Ask the publisher for the statement, or fetch it from another source."
-
-
-def verify_signature(key: bytes, signed: bytes, signature: bytes, what: str) -> None:
-    """Verify an Ed25519 signature (RFC 8032). Raises SignatureError, which names ``what``."""
-    if not verifies(key, signed, signature):
-        raise SignatureError(f"{what} does not verify", advice=_ADVICE)
 
 
 Buffer = TypeVar("Buffer", bound="bytes | bytearray | memoryview")

@@ -10,9 +10,9 @@ from nacl.signing import SigningKey
 from p2pkv.errors import StatementError
 from p2pkv.formats import dagcbor
 from p2pkv.formats.did import decode_did, encode_did
-from p2pkv.formats.envelope import SIGNATURE_BYTES
 from p2pkv.formats.fields import Fields
-from p2pkv.formats.statement import Statement, StatementKind, verify_signature
+from p2pkv.formats.signature import SIGNATURE_BYTES, verify_signature
+from p2pkv.formats.statement import NOT_OBEYED, Statement, StatementKind
 from p2pkv.limits import MAX_REASON_BYTES
 
 # The successor's signature has a domain of its own: it is no statement of the successor's.
@@ -67,7 +67,7 @@ class Succession(Statement):
         old, new = decode_did(publisher), decode_did(statement.successor)
         if old == new:
             raise StatementError("a key that follows itself")
-        verify_signature(new, consent_bytes(old, new), statement.consent, "the successor's consent")
+        verify_signature(new, consent_bytes(old, new), statement.consent, "the successor's consent", NOT_OBEYED)
         return statement
 
 

@@ -14,10 +14,11 @@ GRACE_S: Final = 0.1
 
 @dataclass(slots=True)
 class Candidate:
-    """One manifest on offer: how many segments match, and which peers offer it."""
+    """One manifest on offer: how many of its ``segments`` match, as peers say, and which peers offer it."""
 
     manifest: Cid
     matched: int
+    segments: int
     peers: list[str] = field(default_factory=list)
 
 
@@ -27,13 +28,13 @@ class Candidates:
     def __init__(self, best_possible: int) -> None:
         self._best_possible = best_possible
         self._open: dict[Cid, Candidate] = {}
-        self._tried: set[Cid] = set()
+        self._tried: dict[Cid, Candidate] = {}
         self._first_at: float | None = None
 
     def add(self, peer: str, match: Match, now: float) -> None:
         if match.manifest in self._tried:
             return
-        candidate = self._open.setdefault(match.manifest, Candidate(match.manifest, match.matched))
+        candidate = self._open.setdefault(match.manifest, Candidate(match.manifest, match.matched, match.segments))
         # Peers may disagree out of malice; the manifest itself decides, so believing the longest costs one refusal.
         candidate.matched = max(candidate.matched, match.matched)
         if peer not in candidate.peers:
@@ -48,9 +49,21 @@ class Candidates:
             return None
         if searching and best.matched < self._best_possible and now < self._first_at + GRACE_S:
             return None
-        del self._open[best.manifest]
-        self._tried.add(best.manifest)
+        self._tried[best.manifest] = self._open.pop(best.manifest)
         return best
+
+    def take_rival(self, segments: int) -> Cid | None:
+        """Return the longest match of so many segments that is open, as chosen, for whoever looks for another of one text."""
+        rivals = (candidate for candidate in self._open.values() if candidate.segments == segments)
+        rival = max(rivals, key=lambda candidate: candidate.matched, default=None)
+        if rival is None:
+            return None
+        self._tried[rival.manifest] = self._open.pop(rival.manifest)
+        return rival.manifest
+
+    def put_back(self, manifest: Cid) -> None:
+        """Offer one that was chosen once more."""
+        self._open[manifest] = self._tried.pop(manifest)
 
     def get_timer(self) -> float | None:
         """Return when :meth:`choose` will stop waiting; ``None`` while there is nothing to choose."""

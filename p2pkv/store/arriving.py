@@ -102,11 +102,14 @@ class Arriving:
                 self._places.setdefault(ref.cid, (index, layer, ref))
 
     def _check(self, cid: Cid, data: bytes) -> None:
-        """See that a block decodes to what its place needs; of a sealed one nobody can tell without its key."""
+        """See that a block decodes to what its place needs; of a sealed one only its size can be told without its key."""
         self.kv_bytes += len(data)
         artifact = self._opened()
+        index, layer, ref = self._places[cid]
         if artifact.readable:
-            artifact.decode_block(*self._places[cid], memoryview(data))
+            artifact.decode_block(index, layer, ref, memoryview(data))
+        else:
+            ref.check_size(data)
 
     def _open_stored(self) -> None:
         """Open the nodes that are stored, of those that did not come."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -55,6 +56,29 @@ def os_errors(action: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise map_os_error(error, action) from error
+
+
+@contextmanager
+def locked(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> Iterator[None]:
+    """Keep all others who lock ``path`` waiting, threads of this process too, until the block ends.
+
+    ``flags`` open it, by default a file of its own that is made where it is missing. Raises StoreError.
+    """
+    with os_errors(f"lock {path}"):
+        descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    try:
+        with os_errors(f"lock {path}"):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def make_private_folder(path: Path) -> None:
+    """Make a folder and those above it that are missing, all of them open to their owner alone. Raises OSError."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    for folder in reversed(missing):
+        folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def write_new(path: str | Path, data: Buffer) -> None:

@@ -98,6 +98,11 @@ class HomeLayout:
         return self.home / "grants"
 
     @property
+    def issued_grants(self) -> Path:
+        """What this home's publisher let others open."""
+        return self.home / "issued-grants"
+
+    @property
     def control_socket(self) -> Path:
         """``control.sock`` in the home; where that is too long for a unix socket, in a private folder for temporary files.
 

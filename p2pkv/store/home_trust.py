@@ -10,8 +10,8 @@ from p2pkv.formats.manifest import Manifest
 from p2pkv.store.home import HomeLayout
 from p2pkv.store.statement_files import StatementFiles
 from p2pkv.store.trust_file import TrustFile
-from p2pkv.trust.policy import Decision, judge
-from p2pkv.trust.record import succeeded
+from p2pkv.trust.policy import Decision, judge, revoked
+from p2pkv.trust.record import Record, holder, succeeded
 from p2pkv.trust.rules import trusted_publishers
 
 logger = logging.getLogger(__name__)
@@ -31,16 +31,29 @@ class HomeTrust:
         """
         return judge(manifest, cid, self.rules.rules(), self.records, now, newest=newest)
 
-    def taken_back(self, cid: Cid, publisher: str, model_id: bytes, sequence: int) -> bool:
-        """Return whether its publisher took the artifact ``cid`` back; also where that cannot be read."""
+    def revoked(self, cid: Cid, publisher: str, model_id: bytes, sequence: int) -> P2pkvError | None:
+        """Return why the artifact ``cid`` must not be used, ``None`` where its publisher did not take it back.
+
+        Where that cannot be read, the reason is why not.
+        """
         try:
-            record = self.records.get(publisher)
+            return revoked(self.records.get(publisher, Record(publisher)), cid, model_id, sequence)
         except P2pkvError as error:
             logger.warning("%s is treated as taken back: %s", cid, error)
-            return True
-        return record is not None and record.revoking(cid, model_id, sequence) is not None
+            return error
+
+    def taken_back(self, cid: Cid, publisher: str, model_id: bytes, sequence: int) -> bool:
+        """Return whether its publisher took the artifact ``cid`` back; also where that cannot be read."""
+        return self.revoked(cid, publisher, model_id, sequence) is not None
+
+    def holder(self, publisher: str) -> str:
+        """Return who a publisher is by now (:func:`p2pkv.trust.record.holder`). Raises StoreError, UnknownVersionError."""
+        return holder(publisher, self.records)
 
     def followed(self) -> list[str]:
-        """Return all publishers whom this home trusts with something, by a rule or as the successor of one."""
+        """Return all publishers whom this home trusts with something, by a rule or as the successor of one.
+
+        Raises StoreError, UnknownVersionError.
+        """
         trusted = trusted_publishers(self.rules.rules())
         return [*dict.fromkeys(did for publisher in trusted for did in succeeded(publisher, self.records))]

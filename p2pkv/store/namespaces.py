@@ -39,6 +39,10 @@ def read_namespace(home: Path, name: str) -> bytes:
             f"there is no namespace {name} in {home}",
             advice=f"Create it with `p2pkv namespace create {name}`, or copy its file from where it was created.",
         )
+    return _read(path)
+
+
+def _read(path: Path) -> bytes:
     line, *_ = read_lines(path, _HEAD, read_secret(path, len(_encode(bytes(NAMESPACE_BYTES))))) or [""]
     return parse_hex(path, line, NAMESPACE_BYTES)
 

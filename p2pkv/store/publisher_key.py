@@ -110,11 +110,9 @@ def change_passphrase(file: KeyFile, old: bytes | None, new: bytes | None, cost:
 def read_key_file(path: Path) -> KeyFile:
     """Return the key file at ``path``, not opened. Raises KeyFileError, UnknownVersionError, StoreError."""
     lines = read_lines(path, _HEAD, read_secret_up_to(path, MAX_KEY_FILE_BYTES))
-    try:
-        did = lines[0] if lines else ""
-        decode_did(did)
-    except FormatError:
-        raise KeyFileError(f"the key file {path} does not name its publisher") from None
+    did = lines[0] if lines else ""
+    if not _is_did(did):
+        raise KeyFileError(f"the key file {path} does not name its publisher")
     match [tuple(line.split(" ")) for line in lines[1:]]:
         case [("seed", digits)]:
             return KeyFile(path, did, parse_hex(path, digits, SEED_BYTES))
@@ -130,6 +128,15 @@ def read_key_file(path: Path) -> KeyFile:
 def read_publisher_key(path: Path, passphrase: bytes | None = None) -> bytes:
     """Return the 32-byte seed in ``path``. Raises what :func:`read_key_file` and :meth:`KeyFile.open` raise."""
     return bytes(read_key_file(path).open(passphrase))
+
+
+def _is_did(text: str) -> bool:
+    """Return whether a line is a name; what is wrong with it is not told, since it may be the seed."""
+    try:
+        decode_did(text)
+    except FormatError:
+        return False
+    return True
 
 
 def _number(path: Path, text: str, most: int) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from p2pkv.errors import KeyFileError, UnknownVersionError
-from p2pkv.store.files import create_file, os_errors, read_up_to
+from p2pkv.store.files import create_file, make_private_folder, os_errors, read_up_to
 from p2pkv.store.home import HomeLayout
 
 SEED_BYTES: Final = 32
@@ -26,7 +26,7 @@ def write_secret(path: Path, data: bytes) -> None:
     Raises KeyFileError where it exists already, DiskFullError, StoreError.
     """
     with os_errors(f"write the key file {path}"):
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(path.parent)
         try:
             create_file(path, data)
         except FileExistsError:
@@ -93,13 +93,13 @@ def read_lines(path: Path, head: str, data: bytes) -> list[str]:
     Raises KeyFileError for another text, UnknownVersionError for a later version.
     """
     first, *lines = data.decode("ascii", errors="replace").split("\n")
+    if not lines or lines.pop():
+        raise KeyFileError(f"the key file {path} does not end with a whole line", advice="It is cut off or not a key file.")
     line = re.fullmatch(rf"{head} v(\d{{1,3}})", first)
     if line is None:
         raise KeyFileError(f"{path} does not begin as a {head}")
     if line[1] != "1":
         raise UnknownVersionError(f"the key file {path} has version {line[1]}; version 1 is known", advice="Upgrade p2pkv.")
-    if not lines or lines.pop():
-        raise KeyFileError(f"the key file {path} does not end with a whole line", advice="It is cut off or not a key file.")
     return lines
 
 

@@ -7,18 +7,15 @@ ahead of the last one: so they go on upward where the file was lost, and on anot
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from p2pkv.errors import KeyFileError
 from p2pkv.formats.dagcbor import MAX_INT
 from p2pkv.limits import MAX_KEY_FILE_BYTES
-from p2pkv.store.files import os_errors, replace_file
+from p2pkv.store.files import locked, os_errors, replace_file
 from p2pkv.store.secrets import read_lines, read_secret_up_to
 
 _HEAD: Final = "p2pkv sequence"
@@ -34,32 +31,22 @@ def sequence_file(key_file: Path) -> Path:
     return key_file.with_name(f"{key_file.name}.sequence")
 
 
-def next_sequence(key_file: Path, did: str, now: float) -> int:
+def next_sequence(key_file: Path, did: str, now: float, *, above: int = 0) -> int:
     """Return the next number of the publisher ``did``, whose key is in ``key_file``; ``now`` is in seconds since the epoch.
+
+    It is higher than ``above`` too, a number that the publisher is known to have used, on another machine for example.
 
     Raises KeyFileError where the file of numbers is damaged, of another publisher, or at its end; DiskFullError, StoreError.
     """
     path = sequence_file(key_file)
-    with _locked(key_file):
+    with locked(key_file, os.O_RDONLY):  # for the time of one small write
         last = _read(path, did)
-        number = max(last + 1, sequence_at(now))
+        number = max(last + 1, above + 1, sequence_at(now))
         if number > MAX_INT:
             raise KeyFileError(f"the numbers in {path} are at their end", advice="Go on with a new key.")
         with os_errors(f"write {path}"):
             replace_file(path, f"{_HEAD} v1\n{did}\n{number}\n".encode("ascii"))
     return number
-
-
-@contextmanager
-def _locked(key_file: Path) -> Iterator[None]:
-    """Keep others who sign with the same key file waiting; it lasts for the time of one small write."""
-    with os_errors(f"lock the key file {key_file}"):
-        descriptor = os.open(key_file, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
 
 
 def _read(path: Path, did: str) -> int:

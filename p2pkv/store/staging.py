@@ -7,7 +7,6 @@ listed and announced. While the publisher lives it holds a kernel lock on its fo
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import secrets
@@ -15,7 +14,7 @@ import shutil
 import stat
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +26,7 @@ from p2pkv.store.files import DISK_THREADS, os_errors
 from p2pkv.store.home import HomeLayout
 from p2pkv.store.pack import Contents, PackWriter, Record, Write, read_contents, seal
 from p2pkv.store.progress import Progress, Step, ignore
+from p2pkv.store.spool import clear_unlocked, create_locked
 
 _NAME: Final = re.compile(r"[0-9a-f]{32}")
 _PACK: Final = "blocks.pack"
@@ -69,7 +69,7 @@ def open_staging(home: Path, *, write: Write = os.pwritev) -> Iterator[Staging]:
     layout = HomeLayout(home)
     layout.create()
     with os_errors(f"create a folder in {layout.staging}"):
-        folder, descriptor = _create_locked(layout.staging)
+        folder, descriptor = create_locked(layout.staging, lambda: secrets.token_hex(16))
     try:
         with os_errors(f"create {folder / _PACK}"):
             pack = PackWriter(f"{folder}/{_PACK}", write=write)
@@ -143,42 +143,8 @@ def adopt(layout: HomeLayout, blocks: BlockPacks, name: str, cids: Sequence[Cid]
 
 def clear_stale_staging(layout: HomeLayout) -> int:
     """Remove the staging folders of processes that are gone, and return how many. Raises StoreError."""
-    cleared = 0
     with os_errors(f"clear {layout.staging}"):
-        for name in os.listdir(layout.staging):
-            with suppress(FileNotFoundError, NotADirectoryError):
-                descriptor = _open_folder(layout.staging / name)
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(layout.staging / name)
-                    cleared += 1
-                except BlockingIOError:
-                    pass  # its publisher is alive
-                finally:
-                    os.close(descriptor)
-    return cleared
-
-
-def _create_locked(parent: Path) -> tuple[Path, int]:
-    while True:
-        folder = parent / secrets.token_hex(16)
-        folder.mkdir(mode=0o700)
-        descriptor = _open_folder(folder)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            # A daemon that starts just now may have taken the folder for a leftover, before the lock.
-            if os.path.samestat(os.stat(folder), os.fstat(descriptor)):
-                return folder, descriptor
-        except FileNotFoundError:
-            pass
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)
-
-
-def _open_folder(path: Path) -> int:
-    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        return clear_unlocked(layout.staging)
 
 
 def _pack_of(layout: HomeLayout, name: str) -> str:

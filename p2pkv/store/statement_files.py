@@ -1,4 +1,4 @@
-"""What publishers said of themselves, on disk: revocations and successions, one file for each publisher.
+"""What publishers said of themselves, on disk: revocations and successions, one file each, and when they were asked.
 
 A file holds the signed statements and is read strictly: each is verified again when it is read, so that nobody who can write
 there makes a publisher say anything. A change is made under a lock and replaces the file whole. A file that is damaged is a
@@ -7,12 +7,12 @@ StoreError, and nothing of its publisher is used: what it took back is not known
 
 from __future__ import annotations
 
-import fcntl
+import json
 import os
 import re
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -21,13 +21,16 @@ from p2pkv.formats import dagcbor
 from p2pkv.formats.did import PUBLIC_KEY_BYTES, decode_did, encode_did
 from p2pkv.formats.fields import Fields
 from p2pkv.formats.statement import SignedStatement
-from p2pkv.limits import MAX_NODE_BYTES, MAX_STATEMENT_BYTES, MAX_STATEMENTS
-from p2pkv.store.files import os_errors, replace_file
+from p2pkv.limits import MAX_FOLLOWED_PUBLISHERS, MAX_NODE_BYTES, MAX_STATEMENT_BYTES, MAX_STATEMENTS
+from p2pkv.store.files import locked, make_private_folder, os_errors, replace_file
+from p2pkv.store.versioned_json import read_list
 from p2pkv.trust.record import Record, record_from
 
 KIND: Final = "p2pkv/record"
 VERSION: Final = 1
 _SUFFIX: Final = ".record"
+_ANSWERS: Final = "answers.json"
+_NO_DATE: Final = 253_402_300_800  # seconds since the epoch of the year 10000, which no calendar shows
 _NAME: Final = re.compile(rf"([0-9a-f]{{{2 * PUBLIC_KEY_BYTES}}}){re.escape(_SUFFIX)}")
 _Stamp = tuple[int, int, int]
 
@@ -82,8 +85,8 @@ class StatementFiles(Mapping[str, Record]):
         if before.heard(signed) is before:
             return False  # most are known, and need no lock
         with os_errors(f"create {self._folder}"):
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with self._changing():
+            make_private_folder(self._folder)
+        with locked(self._folder / "lock"):
             known = self.get(publisher, Record(publisher))
             record = known.heard(signed)
             if record is known:
@@ -93,20 +96,55 @@ class StatementFiles(Mapping[str, Record]):
                 replace_file(path, dagcbor.encode({"kind": KIND, "version": VERSION, "statements": statements}))
         return True
 
+    def note_answers(self, answers: Mapping[str, float]) -> None:
+        """Keep when publishers were looked up and somebody answered last, in seconds since the epoch.
+
+        Of more than MAX_FOLLOWED_PUBLISHERS the latest are kept. Raises DiskFullError too.
+        """
+        with os_errors(f"create {self._folder}"):
+            make_private_folder(self._folder)
+        with locked(self._folder / "lock"):
+            known = {**self._answers(), **{publisher: int(at) for publisher, at in answers.items()}}
+            latest = sorted(known.items(), key=lambda item: item[1], reverse=True)[:MAX_FOLLOWED_PUBLISHERS]
+            rows = [{"publisher": publisher, "at": at} for publisher, at in latest]
+            path = self._folder / _ANSWERS
+            with os_errors(f"write {path}"):
+                replace_file(path, json.dumps({"version": 1, "answers": rows}, indent=1).encode())
+
+    def heard(self, publisher: str) -> float | None:
+        """Return when this home last heard what ``publisher`` says, in seconds since the epoch; ``None`` for never.
+
+        That is the last look-up that somebody answered, or when the last statement was kept.
+        """
+        times: list[float] = [self._answers().get(publisher, 0)]
+        path = self._path(publisher)
+        with os_errors(f"look at {path}"), suppress(FileNotFoundError):
+            times.append(path.stat().st_mtime)
+        return max(times) or None
+
+    def _answers(self) -> dict[str, int]:
+        """Return when each publisher was looked up with an answer. A damaged file is as good as none: it decides nothing."""
+        path = self._folder / _ANSWERS
+
+        def damaged(complaint: str) -> StoreError:
+            return StoreError(f"{path} {complaint}")
+
+        with os_errors(f"read {path}"):
+            try:
+                with path.open("rb") as file:
+                    data = file.read(MAX_NODE_BYTES)
+            except FileNotFoundError:
+                return {}
+        found: dict[str, int] = {}
+        with suppress(StoreError, UnknownVersionError):
+            for row in read_list(path, data, "answers", 1, damaged):
+                match row:
+                    case {"publisher": str(publisher), "at": int(at)} if 0 <= at < _NO_DATE:
+                        found[publisher] = at
+        return found
+
     def _path(self, publisher: str) -> Path:
         return self._folder / f"{decode_did(publisher).hex()}{_SUFFIX}"
-
-    @contextmanager
-    def _changing(self) -> Iterator[None]:
-        """Let one thread of one process at a time read, change and replace a file."""
-        path = self._folder / "lock"
-        with os_errors(f"lock {path}"):
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-                yield
-            finally:
-                os.close(descriptor)
 
 
 def _parse(path: Path, publisher: str, data: bytes) -> Record:

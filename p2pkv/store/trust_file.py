@@ -6,7 +6,6 @@ the CLI changed at its next look.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import threading
@@ -17,7 +16,7 @@ from typing import Any, Final
 
 from p2pkv.errors import FormatError, StoreError, UsageError
 from p2pkv.limits import MAX_TRUST_FILE_BYTES
-from p2pkv.store.files import os_errors, replace_file
+from p2pkv.store.files import locked, os_errors, replace_file
 from p2pkv.store.versioned_json import read_list
 from p2pkv.trust.rules import Action, Namespace, Rule
 
@@ -86,14 +85,10 @@ class TrustFile:
     def _changing(self) -> Iterator[None]:
         """Let one thread of one process at a time read, change and replace the file."""
         path = self._path.with_name(f"{self._path.name}.lock")
-        with os_errors(f"lock {path}"):
+        with os_errors(f"create {path.parent}"):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-                yield
-            finally:
-                os.close(descriptor)
+        with locked(path):
+            yield
 
     def _replace(self, rules: tuple[Rule, ...]) -> None:
         document = {"version": VERSION, "rules": [rule_fields(rule) for rule in rules]}

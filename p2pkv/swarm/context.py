@@ -79,11 +79,12 @@ class Context:
     ``judge`` decides whether an artifact, whose manifest is verified, may be used; it may read files and raise StoreError.
     ``statements`` gives what a publisher, by its 32-byte key, says of itself beyond the statements that a peer knows already;
     blocking. The manifests in ``withheld`` were taken back: they are neither matched nor served. ``met`` is told of the
-    publisher of an artifact that is about to be used. ``wall_clock`` gives seconds since the epoch; ``gained`` is told of
-    every block that a fetch stores, so that the server can tell the peers that wait for it; ``share`` is told of an artifact
-    whose fetch takes long, so that a mirror announces it while it is still fetching. All in ``asked`` hear of every want that
-    the server gets: whoever asks for what a fetch is after has other parts of it. ``sources`` are the peers that blocks came
-    from, the latest last; ``tally`` counts what came.
+    publisher of an artifact that is about to be used; ``holder`` names whoever has a publisher's key by now; it may read files
+    and raise StoreError. ``wall_clock`` gives seconds since the epoch; ``gained`` is told of every block that a fetch stores,
+    so that the server can tell the peers that wait for it; ``share`` is told of an artifact whose fetch takes long, so that a
+    mirror announces it while it is still fetching. All in ``asked`` hear of every want that the server gets: whoever asks for
+    what a fetch is after has other parts of it. All in ``reconsider`` hear that something new is known of publishers.
+    ``sources`` are the peers that blocks came from, the latest last; ``tally`` counts what came.
     """
 
     network: Network
@@ -98,11 +99,13 @@ class Context:
     statements: Callable[[bytes, Sequence[Cid]], Sequence[bytes]] = lambda publisher, known: ()
     withheld: frozenset[Cid] = frozenset()
     met: Callable[[str], None] = lambda publisher: None
+    holder: Callable[[str], str] = lambda publisher: publisher
     agent: str = f"p2pkv/{__version__}"
     bans: BanList = field(default_factory=BanList)
     gained: Callable[[Iterable[Cid]], None] = lambda cids: None
     share: Callable[[Artifact], None] = lambda artifact: None
     asked: dict[Callable[[PeerId, Sequence[Cid]], None], None] = field(default_factory=dict)
+    reconsider: dict[Callable[[], None], None] = field(default_factory=dict)
     sources: dict[PeerId, None] = field(default_factory=dict)
     tally: Tally = field(default_factory=Tally)
 

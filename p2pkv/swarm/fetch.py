@@ -16,21 +16,19 @@ import trio
 
 from p2pkv.artifact.assembly import Assembly
 from p2pkv.artifact.match import Match
-from p2pkv.artifact.read import Artifact, open_manifest
+from p2pkv.artifact.read import Artifact
 from p2pkv.download.engine import Ask, Completed, Download, Dropped, Snubbed, Want, Withdraw
 from p2pkv.errors import FetchIncompleteError, NotFoundError, P2pkvError
 from p2pkv.exchange.messages import DontHave, Have, Message
 from p2pkv.formats.cid import Cid
-from p2pkv.formats.envelope import Envelope
-from p2pkv.formats.manifest import Manifest
 from p2pkv.formats.segment import BlockRef
 from p2pkv.limits import RARITY_DEADLINES
 from p2pkv.ports import PeerAddress, PeerId
-from p2pkv.routing.candidates import Candidates
 from p2pkv.swarm.company import ENOUGH_PROVIDERS, seek_company
 from p2pkv.swarm.context import Context
 from p2pkv.swarm.groups import first_error
 from p2pkv.swarm.local import Arrivals, Leases, commit, intact
+from p2pkv.swarm.manifests import Manifests
 from p2pkv.swarm.pool import ProviderPool
 from p2pkv.swarm.provider import Provider
 from p2pkv.swarm.report import FetchEvent, FetchReport, FetchState, Matched, Refusal, SegmentReady
@@ -57,8 +55,8 @@ class Fetch:
         self._context = context
         self._target = target
         self._emit = emit
-        self._candidates = Candidates(target.best_match)
         self._arrivals = Arrivals(context)
+        self._manifests = Manifests(context, target, self._arrivals)
         self._download = download(context.rng)
         self._changed = trio.Event()
         self._begun = trio.Event()  # the first block is here, or was waited for
@@ -67,6 +65,7 @@ class Fetch:
         self._assembly: Assembly | None = None
         self._arrived_nodes: list[Cid] = []
         self._failure: P2pkvError | None = None
+        self._doubtful = False  # the artifact may have been taken back meanwhile
         self._company = trio.CancelScope()
         self._searched = self._searched_manifest = False
         self._teller = Teller(emit, self._download)
@@ -89,6 +88,7 @@ class Fetch:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 self._context.asked[self._peer_asked] = None
+                self._context.reconsider[self._reconsider] = None
                 self._pool = ProviderPool(self._context, nursery, self, self._target.query_keys)
                 with trio.move_on_after(patience_s):
                     await self._start()
@@ -104,11 +104,13 @@ class Fetch:
             raise first_error(group) from None
         finally:
             self._context.asked.pop(self._peer_asked, None)
+            self._context.reconsider.pop(self._reconsider, None)
             await self._leases.shorten()
         return report
 
     async def _conclude(self, patience_s: float) -> FetchReport:
         """Commit what is here, and say how far it came."""
+        self._teller.refusals += (Refusal.of(cid, error) for cid, error in self._manifests.superseded())
         report = self._teller.report(self._pool)
         if (assembly := self._assembly) is not None:
             held = await commit(self._context, assembly)
@@ -127,7 +129,7 @@ class Fetch:
             await self._open(self._target.manifest)
             return
         for match in await self._context.offload(lambda: self._context.catalog.match(self._target.query_keys)):
-            self._candidates.add("ourselves", match, trio.current_time())
+            self._manifests.offer("ourselves", match)
 
     async def _step(self) -> bool:
         """Do whatever can be done now; return whether the fetch is over."""
@@ -135,6 +137,8 @@ class Fetch:
         self._drain()
         if self._failure is not None:
             raise self._failure
+        if self._doubtful:
+            self._judge_again()
         if self._assembly is None:
             return await self._find_manifest()
         if not await self._open_nodes():
@@ -150,7 +154,7 @@ class Fetch:
         return False
 
     async def _wait(self) -> None:
-        timers = (self._download.get_timer(), self._candidates.get_timer() if self._opening is None else None)
+        timers = (self._download.get_timer(), self._manifests.get_timer(self._opening))
         self._armed = min((timer for timer in timers if timer is not None), default=inf)
         with trio.move_on_at(self._armed):
             await self._changed.wait()
@@ -217,14 +221,13 @@ class Fetch:
         if self._opening is not None:
             await self._open_arrived()
             return False
-        searching = self._pool.searching or not self._searched
-        candidate = self._candidates.choose(trio.current_time(), searching=searching)
-        if candidate is not None:
-            await self._open(candidate.manifest)
+        cid = self._manifests.next(searching=self._pool.searching or not self._searched)
+        if cid is not None:
+            await self._open(cid)
             return False
         self._search(self._target.lookup_keys)
         self._teller.show(FetchState.LOOKING_UP, f"{self._pool.found} found, {len(self._pool.providers)} reachable")
-        return not self._pool.searching and not self._candidates
+        return not self._pool.searching and not self._manifests.on_offer
 
     async def _open(self, cid: Cid) -> None:
         """Begin with a manifest: verify it where it is here, else ask for it."""
@@ -242,37 +245,28 @@ class Fetch:
         cid = self._opening
         assert cid is not None, "called only while a manifest is being opened"
         if not self._arrived_nodes:
-            if self._given_up():
+            if self._manifests.give_up_rival(cid):
+                self._download.discard_wants()
+                self._opening = None
+                self._changed.set()
+            elif self._given_up():
                 self._refuse(cid, NotFoundError(f"none of {self._pool.found} providers found could send {cid}"))
             return
         self._arrived_nodes.clear()
         try:
-            envelope = await self._arrivals.read(cid)
-            if envelope is None:
-                self._want([Want(cid, None, MANIFEST_DEADLINE)])
-                return
-            manifest = Envelope.decode(envelope).open()
-            self._context.judge(manifest, cid).require()
-            self._context.met(manifest.publisher)
-            self._target.check(manifest)
-            token_block = await self._token_block(manifest)
-            if token_block is None and manifest.tokens.cid is not None:
-                return
-            self._accept(open_manifest(cid, manifest, token_block))
+            found = await self._manifests.read(cid)
+            if isinstance(found, Artifact):
+                self._accept(found)
         except P2pkvError as error:
             self._refuse(cid, error)
             return
-        await self._want_nodes()
-
-    async def _token_block(self, manifest: Manifest) -> bytes | None:
-        """Return the token ids' block where the manifest has one and it is here; otherwise it is asked for."""
-        cid = manifest.tokens.cid
-        if cid is None:
-            return None
-        block = await self._arrivals.read(cid) if await intact(self._context, [cid]) else None
-        if block is None:
-            self._want([Want(cid, manifest.token_bytes, MANIFEST_DEADLINE)])
-        return block
+        match found:
+            case Artifact():
+                await self._want_nodes()
+            case Want():
+                self._want([found])
+            case Cid():
+                await self._open(found)
 
     def _accept(self, artifact: Artifact) -> None:
         assembly = self._target.assemble(artifact)
@@ -288,7 +282,8 @@ class Fetch:
     def _refuse(self, cid: Cid, error: P2pkvError) -> None:
         if isinstance(self._target, ManifestTarget):
             raise error
-        self._teller.refusals.append(Refusal(str(cid), error.code, error.message, error.advice))
+        self._teller.refusals.append(Refusal.of(cid, error))
+        self._manifests.refuse(cid)
         self._download.discard_wants()
         self._arrived_nodes.clear()
         self._company.cancel()
@@ -297,6 +292,22 @@ class Fetch:
         self._pool.resume()
         self._drain()
         self._changed.set()
+
+    def _reconsider(self) -> None:
+        """Something new is known of some publisher."""
+        self._doubtful = True
+        self._changed.set()
+
+    def _judge_again(self) -> None:
+        """Refuse the artifact that is being fetched, where its publisher has taken it back meanwhile."""
+        self._doubtful = False
+        if self._assembly is None:
+            return  # it is judged when it is opened
+        artifact = self._artifact
+        try:
+            self._context.judge(artifact.manifest, artifact.cid).require()
+        except P2pkvError as error:
+            self._refuse(artifact.cid, error)
 
     # --- nodes and blocks ----------------------------------------------------------------------------------------------
 
@@ -373,7 +384,7 @@ class Fetch:
         self._changed.set()
 
     def provider_matched(self, provider: Provider, match: Match) -> None:
-        self._candidates.add(provider.peer_id, match, trio.current_time())
+        self._manifests.offer(provider.peer_id, match)
         self._held.setdefault(provider.peer_id, {})[match.manifest] = match
         if self._assembly is not None:
             blocks = [(i, cid) for i in self._assembly.opened for cid in self._assembly.blocks(i)]

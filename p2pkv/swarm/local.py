@@ -74,6 +74,8 @@ async def commit(context: Context, assembly: Assembly) -> frozenset[int]:
 
     Raises DiskFullError, StoreError.
     """
+    if not assembly.layers:
+        return frozenset()  # none was wanted: nodes alone hold nothing
     others = {index: assembly.others(index) for index in assembly.held()}
 
     def work() -> frozenset[int]:

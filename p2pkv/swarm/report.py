@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 from p2pkv.artifact.read import Artifact
 from p2pkv.download.engine import PeerProgress
+from p2pkv.errors import P2pkvError
 from p2pkv.formats.cid import Cid
 
 
@@ -54,6 +55,14 @@ class SegmentReady:
 
 
 @dataclass(frozen=True, slots=True)
+class Witnessed:
+    """Another accepted publisher signed the same text; the ``nodes`` of its first segments are in the store, verified."""
+
+    artifact: Artifact
+    nodes: tuple[Cid, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Refusal:
     """A manifest that was found and not used, and why (a code of the error tree)."""
 
@@ -61,6 +70,10 @@ class Refusal:
     code: str
     message: str
     advice: str
+
+    @classmethod
+    def of(cls, manifest: Cid, error: P2pkvError) -> Self:
+        return cls(str(manifest), error.code, error.message, error.advice)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,4 +100,4 @@ class FetchReport:
     complete: bool = False
 
 
-FetchEvent: TypeAlias = Progress | Matched | SegmentReady
+FetchEvent: TypeAlias = Progress | Matched | SegmentReady | Witnessed

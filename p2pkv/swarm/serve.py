@@ -40,8 +40,9 @@ from p2pkv.limits import (
     MAX_STREAMS_PER_PEER,
     UPLOAD_QUANTUM_BYTES,
 )
-from p2pkv.ports import BulkSender, Channel, PeerId
+from p2pkv.ports import Channel, PeerId
 from p2pkv.swarm.context import Context
+from p2pkv.swarm.lane import Lane
 from p2pkv.units import KIB
 from p2pkv.upload.rates import RateMeter
 from p2pkv.upload.scheduler import Grant, Scheduler, Stream
@@ -173,7 +174,7 @@ class _Session:
         features = frozenset({BULK}) if context.bulk is not None else frozenset()
         self._connection = ProviderConnection(context.agent, features)
         self._granted: deque[Grant] = deque()  # for the channel
-        self._lanes: list[_Lane] = []
+        self._lanes: list[Lane] = []
         self._lanes_closed = False  # the peer reads none any more
         self._over = False
         self._wake = trio.Event()
@@ -293,7 +294,7 @@ class _Session:
             return None  # another thread found it damaged between the two look-ups
 
     def _offer_lane(self) -> None:
-        lane = _Lane(self)
+        lane = Lane(self)
         bulk = None if self._lanes_closed else self._context.bulk
         offer = None if bulk is None else bulk.offer(self._channel.peer_id, lane, want_sender=lane.attach)
         self._connection.offer_bulk(BulkOffered(offer.port, offer.token, offer.fingerprint) if offer else None)
@@ -346,55 +347,12 @@ class _Session:
             lane.close()
             lane.lane_closed()  # now: what is granted from here on goes over the stream
 
-    def lane_opened(self, lane: _Lane) -> None:
+    def lane_opened(self, lane: Lane) -> None:
         if self._lanes_closed:
             lane.close()  # the consumer redeemed its token after it had left
         else:
             self._lanes.append(lane)
 
-    def lane_closed(self, lane: _Lane) -> None:
+    def lane_closed(self, lane: Lane) -> None:
         if lane in self._lanes:
             self._lanes.remove(lane)
-
-
-class _Lane:
-    """One bulk lane of a session, and what it was given and has not sent yet (``BulkSource``)."""
-
-    def __init__(self, session: _Session) -> None:
-        self._session = session
-        self._sender: BulkSender | None = None
-        self._given: deque[Grant] = deque()
-        self.outstanding = 0
-
-    def attach(self, sender: BulkSender) -> None:
-        self._sender = sender
-        self._session.lane_opened(self)
-
-    def close(self) -> None:
-        if self._sender is not None:
-            self._sender.close()
-
-    def send(self, grants: Sequence[Grant]) -> None:
-        """Send blocks; the consumer asks again for what the lane loses."""
-        self._given += grants
-        self.outstanding += sum(grant.size for grant in grants)
-        if self._sender is not None:
-            self._sender.send_blocks([grant.cid for grant in grants])
-
-    def read_block(self, cid: Cid, buffer: memoryview) -> int:
-        return self._session.read_block(cid, buffer)
-
-    def blocks_sent(self, sizes: Sequence[int]) -> None:
-        if not self._given:
-            return  # of a lane that was closed here, and let go of all that it was given
-        grants = [self._given.popleft() for _ in sizes]
-        missing = [grant.cid for grant, size in zip(grants, sizes, strict=True) if not size]
-        granted = sum(grant.size for grant in grants)
-        self.outstanding -= granted
-        self._session.sent(len(grants) - len(missing), sum(sizes), granted, missing)
-
-    def lane_closed(self) -> None:
-        self._session.lane_closed(self)
-        granted, self.outstanding = self.outstanding, 0
-        self._given.clear()
-        self._session.sent(0, 0, granted, ())

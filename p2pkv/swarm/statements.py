@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -40,6 +40,9 @@ class RecordStore(Protocol):
 
     def hear(self, signed: SignedStatement) -> bool:
         """Verify and keep a statement; return whether it tells anything new. Raises SignatureError, FormatError too."""
+
+    def note_answers(self, answers: Mapping[str, float], /) -> None:
+        """Keep when publishers were looked up and somebody answered last, in seconds since the epoch."""
 
 
 def statements_of(records: RecordStore, public_key: bytes, known: Sequence[Cid]) -> list[bytes]:
@@ -78,6 +81,7 @@ class StatementTask:
         self._heard = heard
         self._engine = FollowedPublishers(context.rng)
         self._known: dict[str, Record | None] = {}
+        self._answers: dict[str, float] = {}  # since the last scan
         self._complaint = ""
         self._changed = trio.Event()
 
@@ -102,6 +106,7 @@ class StatementTask:
     async def _keep_scanning(self) -> None:
         while True:
             await self._scan()
+            await self._keep_answers()
             await trio.sleep(STATEMENTS_SCAN_S)
 
     async def _scan(self) -> None:
@@ -122,6 +127,16 @@ class StatementTask:
             self._announcer.add(publisher_key(decode_did(publisher)) for publisher in news)
             self._known = known
             await self._heard()
+            for hear in tuple(self._context.reconsider):
+                hear()
+
+    async def _keep_answers(self) -> None:
+        answers, self._answers = self._answers, {}
+        if answers:
+            try:
+                await self._context.offload(partial(self._records.note_answers, answers))
+            except P2pkvError as error:  # nothing but what people are told depends on it
+                self._complain(error)
 
     def _get(self, publisher: str) -> Record | None:
         """Return what is known of a publisher; ``None`` where it cannot be read: then nothing of the publisher is used."""
@@ -160,6 +175,8 @@ class StatementTask:
                     asked += 1
                     if asked >= MAX_STATEMENT_PROVIDERS:
                         break
+        if answers:
+            self._answers[publisher] = self._context.wall_clock()
         self._engine.conclude(publisher, answers > 0, trio.current_time())
         self._changed.set()
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final, Self, TypeAlias
 
 from p2pkv import keys
 from p2pkv.artifact.assembly import Assembly
@@ -66,6 +66,31 @@ class PromptTarget:
         object.__setattr__(self, "lookup_keys", lookup_keys(chain, shared))
         object.__setattr__(self, "query_keys", query_keys(chain, shared))
         object.__setattr__(self, "best_match", len(list(shared or chain)))
+
+
+@dataclass(frozen=True)
+class WitnessTarget(PromptTarget):
+    """Find one more publisher of a prompt: manifest and nodes, which tell all digests, and none of the blocks.
+
+    ``counted`` says of a publisher (did:key) whether it was heard already.
+    """
+
+    counted: Callable[[str], bool] = field(kw_only=True)
+
+    @classmethod
+    def of(cls, target: PromptTarget, counted: Callable[[str], bool]) -> Self:
+        return cls(target.model_id, target.dtype, target.token_ids, target.shared, counted=counted)
+
+    def check(self, manifest: Manifest) -> None:
+        """Raise as for the prompt; NotFoundError for a publisher that was heard already."""
+        super().check(manifest)
+        if self.counted(manifest.publisher):
+            raise NotFoundError(f"{manifest.publisher} was heard already")
+
+    def assemble(self, artifact: Artifact) -> Assembly:
+        """Begin with the nodes of what the prompt can use. Raises as for the prompt."""
+        hit = super().assemble(artifact).hit_tokens
+        return Assembly(artifact, hit, layers=range(0))
 
 
 @dataclass(frozen=True)

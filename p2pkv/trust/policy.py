@@ -13,7 +13,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
-from p2pkv.errors import ExpiredError, PolicyError, RejectedError, RevokedError, UntrustedPublisherError
+from p2pkv.errors import ExpiredError, PolicyError, RejectedError, RevokedError, SupersededError, UntrustedPublisherError
 from p2pkv.formats.cid import Cid
 from p2pkv.formats.manifest import Manifest
 from p2pkv.limits import MAX_CLOCK_SKEW_S
@@ -155,10 +155,17 @@ def _key(manifest: Manifest, record: Record) -> Step:
     return Step(Check.KEY, f"{text}; this was signed before that, by its sequence number")
 
 
+def revoked(record: Record, cid: Cid, model_id: bytes, sequence: int) -> RevokedError | None:
+    """Return why the artifact ``cid`` of the record's publisher must not be used, ``None`` where it was not taken back."""
+    item = record.revoking(cid, model_id, sequence)
+    if item is None:
+        return None
+    return RevokedError(f"its publisher took it back: {item.reason or 'no reason given'} ({item.scope.value})")
+
+
 def _revocations(manifest: Manifest, cid: Cid, record: Record) -> Step:
-    item = record.revoking(cid, manifest.model_id, manifest.sequence)
-    if item is not None:
-        error = RevokedError(f"its publisher took it back: {item.reason or 'no reason given'} ({item.scope.value})")
+    error = revoked(record, cid, manifest.model_id, manifest.sequence)
+    if error is not None:
         return Step(Check.REVOCATIONS, error.message, error)
     if not record.sequence:
         return Step(Check.REVOCATIONS, "no list of revocations of this publisher is known here")
@@ -190,10 +197,22 @@ def _clock(manifest: Manifest, now: float) -> Step:
     return Step(Check.CLOCK, f"made on {_date(manifest.created)}")
 
 
+def superseded(manifest: Manifest, newest: int) -> SupersededError | None:
+    """Return why another is taken instead of ``manifest`` where both can be had, ``None`` where it is not the older one.
+
+    ``newest`` is the other's sequence number, of the same publisher for the same text and model.
+    """
+    if newest <= manifest.sequence:
+        return None
+    return SupersededError(
+        f"sequence {manifest.sequence} is older than {newest}, which its publisher signed for the same text"
+    )
+
+
 def _sequence(manifest: Manifest, newest: int | None) -> Step:
-    if newest is not None and newest > manifest.sequence:
-        text = f"sequence {manifest.sequence} is older than {newest}, which its publisher signed for the same text"
-        return Step(Check.SEQUENCE, f"{text}: the newer one is used where both can be had")
+    older = superseded(manifest, newest) if newest is not None else None
+    if older is not None:
+        return Step(Check.SEQUENCE, f"{older.message}: the newer one is used where both can be had")
     return Step(Check.SEQUENCE, f"sequence {manifest.sequence}; none of this publisher for this text is known to be newer")
 
 

@@ -130,8 +130,8 @@ class Record:
     def next_list(self, item: Revoked, created: int, sequence: int) -> Revocations:
         """Return the publisher's next list: all that it took back, and ``item``, whose first reason stays.
 
-        ``sequence`` is used where it is above the one before: numbers by the clock go on upward where this record was lost.
-        Raises StatementError where there are too many items.
+        ``sequence`` is the publisher's next number, above that of every list before. Raises StatementError where there are too
+        many items.
         """
         items = {known.key: known for known in self.items}
         items.setdefault(item.key, item)
@@ -140,8 +140,7 @@ class Record:
                 f"more than {MAX_REVOCATIONS} items",
                 advice="Take back all before a sequence number (`p2pkv revoke --before`).",
             )
-        number = max(self.sequence + 1, sequence)
-        return Revocations(publisher=self.publisher, sequence=number, created=created, items=tuple(items.values()))
+        return Revocations(publisher=self.publisher, sequence=sequence, created=created, items=tuple(items.values()))
 
 
 Records: TypeAlias = Mapping[str, Record]
@@ -162,6 +161,20 @@ def succeeded(publisher: str, records: Records) -> Iterator[str]:
         seen.add(following)
         succession = records.get(following, Record(following)).succession
         following = succession.successor if succession is not None else None
+
+
+def holder(publisher: str, records: Records) -> str:
+    """Return the key that whoever has the key ``publisher`` signs with by now: the last of those that follow it.
+
+    Two keys with one holder are one publisher, however far apart in the row they are; keys that follow each other in a ring
+    are all one.
+    """
+    row = [publisher]
+    while (succession := records.get(row[-1], Record(row[-1])).succession) is not None:
+        if succession.successor in row:
+            return min(row[row.index(succession.successor) :])
+        row.append(succession.successor)
+    return row[-1]
 
 
 def _needed(lists: Iterable[KeptList]) -> Iterator[KeptList]:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given, strategies as st
 from nacl.signing import SigningKey
 
-from p2pkv.artifact.granting import Granted, check_expiry, check_granter, grant_to, make_grant
-from p2pkv.errors import GrantError, GrantExpiredError
+from p2pkv.artifact.granting import Granted, check_expiry, check_granter, grant_to, granted_again, make_grant
+from p2pkv.errors import GrantError, GrantExpiredError, IntegrityError
+from p2pkv.formats.cid import Cid
 from p2pkv.formats.did import encode_did
+from p2pkv.formats.grant import Grant
+from p2pkv.formats.statement import SignedStatement
 from p2pkv.keys import chain
 from p2pkv.limits import MAX_CLOCK_SKEW_S
 from tests.support.artifacts import KEY, NOW, PUBLISHER, model
-from tests.support.private import ARTIFACT_KEY, PrivateSample, make_private
+from tests.support.private import ARTIFACT_KEY, PrivateSample, find_secrets, make_private, secrets_of
 
 TOKENS = list(range(70_000, 70_600))
 READER = SigningKey(bytes(range(50, 82)))
 READER_DID = encode_did(bytes(READER.verify_key))
+CID = Cid.of_node(b"another")
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +61,37 @@ def test_its_match_keys_are_no_chain_keys(sample: PrivateSample) -> None:
     assert other.common_tokens(TOKENS) == 0
 
 
+@pytest.mark.parametrize(
+    ("count", "prompt", "shared", "begins"),
+    [
+        (600, TOKENS[:1], None, True),
+        (600, TOKENS[:100], None, True),
+        (600, [*TOKENS[:99], 1], None, False),
+        (600, [*TOKENS[:100], 1, 2], None, False),
+        (600, [*TOKENS[:100], 1, 2], 100, True),
+        (600, [*TOKENS[:100], 1, 2], 101, False),
+        (600, [*TOKENS[:255], 1], None, False),
+        (600, [*TOKENS[:256], 1], None, True),
+        (600, [*TOKENS, 1, 2], 600, True),
+        (3, [*TOKENS[:3], 1], None, True),
+        (3, TOKENS[:2], None, True),
+        (3, [*TOKENS[:2], 1], None, False),
+    ],
+)
+def test_a_prompt_that_begins_as_the_text_is_recognised(
+    count: int, prompt: list[int], shared: int | None, begins: bool
+) -> None:
+    granted = own_grant(make_private(TOKENS[:count]), TOKENS[:count])
+    assert granted.begins(prompt, shared) is begins
+
+
+def test_the_start_of_a_text_opens_with_its_artifact_key_alone(sample: PrivateSample) -> None:
+    grant = own_grant(sample).grant
+    assert find_secrets(grant.encode(), secrets_of(sample.privacy, model().model_id, TOKENS)) == []
+    with pytest.raises(IntegrityError):
+        Granted(grant, bytes(32)).begins(TOKENS, None)
+
+
 def test_a_publisher_grants_and_a_reader_does_not(sample: PrivateSample) -> None:
     own = own_grant(sample)
     grant = grant_to(own, READER_DID, sequence=4, created=NOW, expires=NOW + 9, ephemeral=bytes(range(1, 33)))
@@ -82,3 +118,27 @@ def test_a_grant_is_of_its_publishers_artifact(sample: PrivateSample) -> None:
             check_granter(replace(grant, **changes), sample.manifest)
     with pytest.raises(GrantError):
         check_granter(grant, replace(sample.manifest, segment_keys=None))
+
+
+def test_the_key_that_follows_the_publishers_grants_as_well(sample: PrivateSample) -> None:
+    """The old key grants the artifact to the new one, which grants it to readers; without a succession it is a reader."""
+    new = SigningKey(bytes(range(51, 83)))
+    new_did = encode_did(bytes(new.verify_key))
+    held = grant_to(own_grant(sample), new_did, sequence=4, created=NOW, expires=None, ephemeral=bytes(range(1, 33)))
+    made = partial(grant_to, Granted(held, ARTIFACT_KEY), READER_DID, sequence=5, created=NOW, expires=None)
+    with pytest.raises(GrantError, match="only a publisher"):
+        made(ephemeral=bytes(range(2, 34)))
+    grant = made(ephemeral=bytes(range(2, 34)), signers=[PUBLISHER, new_did])
+    assert (grant.publisher, grant.reader) == (new_did, READER_DID)
+    assert SignedStatement.decode(SignedStatement.sign(grant, new).encode()).open(Grant).artifact_key(READER) == ARTIFACT_KEY
+    check_granter(grant, sample.manifest, [PUBLISHER, new_did])
+    check_granter(held, sample.manifest, [PUBLISHER, new_did])
+    with pytest.raises(GrantError, match="not known to follow"):
+        check_granter(grant, sample.manifest)
+
+
+def test_a_grant_is_made_again_for_the_same_artifact_signed_once_more(sample: PrivateSample) -> None:
+    grant = grant_to(own_grant(sample), READER_DID, sequence=4, created=NOW, expires=NOW + 9, ephemeral=bytes(range(1, 33)))
+    again = granted_again(grant, CID, sequence=8, created=NOW + 1)
+    assert again == replace(grant, manifest=CID, sequence=8, created=NOW + 1)
+    assert again.artifact_key(READER) == ARTIFACT_KEY

@@ -13,11 +13,10 @@ from p2pkv.artifact.build import ModelDescription, split_layer
 from p2pkv.artifact.private import SegmentCipher, open_segment_keys, seal_segment_keys
 from p2pkv.artifact.read import Artifact
 from p2pkv.errors import GrantMissingError, IntegrityError, ManifestError
-from p2pkv.formats.cid import Cid
 from p2pkv.formats.manifest import Manifest
 from p2pkv.formats.sealing import SEAL_BYTES, seal, unseal
 from p2pkv.formats.segment import BlockRef
-from p2pkv.formats.tensors import BlockPart, Dtype, LayerGeometry, LayerKind, Part
+from p2pkv.formats.tensors import Dtype, LayerGeometry, LayerKind
 from p2pkv.limits import MAX_BLOCK_BYTES, MAX_CODED_BLOCK_BYTES, MAX_INLINE_TOKEN_BYTES
 from p2pkv.routing.boundaries import announce_keys
 from tests.support.artifacts import model
@@ -98,11 +97,6 @@ def test_artifacts_of_a_namespace_share_a_prefix_and_no_others_do(sample: Privat
     assert not sample.blocks.keys() & elsewhere.blocks.keys()
 
 
-def test_another_artifacts_key_opens_nothing(sample: PrivateSample) -> None:
-    with pytest.raises(IntegrityError):
-        sample.open(bytes(32))
-
-
 def swapped(sample: PrivateSample, one: tuple[int, int, int], other: tuple[int, int, int]) -> PrivateSample:
     """Return the artifact with CID and digest of two blocks exchanged; a place is (segment, layer, number in the layer)."""
     segments = [sample.segment(index) for index in range(len(sample.manifest.segments))]
@@ -138,60 +132,6 @@ def test_no_two_blocks_can_be_exchanged(description: ModelDescription, keep_dige
                 ref = replace(ref, digest=sample.segment(index).layers[layer][number].digest)
             with pytest.raises(IntegrityError):
                 decoded(artifact, forged, index, layer, ref)
-
-
-def test_no_block_of_another_artifact_or_key_takes_the_place_of_one(sample: PrivateSample) -> None:
-    artifact = sample.open(ARTIFACT_KEY)
-    own = sample.segment(0).layers[0][0]
-    for other in (
-        make_private([*range(256), *TOKENS[256:]]),  # another text, with the same artifact key and namespace
-        make_private(TOKENS, namespace=bytes(32)),
-        make_private(TOKENS, seed=1),  # the same place with other values: its digest is not the one that was signed
-    ):
-        ref = replace(own, cid=other.segment(0).layers[0][0].cid)
-        with pytest.raises(IntegrityError):
-            decoded(artifact, other, 0, 0, ref)
-
-
-def test_k_cannot_stand_for_v_nor_one_codec_for_another() -> None:
-    cipher = SegmentCipher(bytes(32))
-    k, v = BlockPart(Part.K, 0, 1, 8), BlockPart(Part.V, 0, 1, 8)
-    data = cipher.seal(0, k, "raw", b"8 values")
-    ref = BlockRef(k, Cid.of_block(data), len(data), cipher.digest(0, k, "raw", memoryview(b"8 values")))
-    assert bytes(cipher.decode(0, ref, "raw", memoryview(data))) == b"8 values"
-    for layer, part, codec in (
-        (1, k, "raw"),
-        (0, v, "raw"),
-        (0, replace(k, head_start=1, head_end=2), "raw"),
-        (0, k, "other"),
-    ):
-        with pytest.raises(IntegrityError):
-            cipher.decode(layer, replace(ref, part=part), codec, memoryview(data))
-
-
-@pytest.mark.parametrize("place", ["chain_key", "last_chain_key", "segment_keys"])
-def test_keys_that_are_not_each_others_are_refused(sample: PrivateSample, place: str) -> None:
-    artifact = sample.open(ARTIFACT_KEY)
-    if place == "chain_key":
-        segments = [replace(sample.segment(i), chain_key=bytes(32)) for i in range(3)]
-        forged = sample.with_segments(segments)
-        for key, index in ((ARTIFACT_KEY, 0), (ARTIFACT_KEY, 2), (None, 2)):
-            with pytest.raises(ManifestError, match="belongs to another"):
-                forged.open(key).open_segment(index, forged.blocks[forged.manifest.segments[index]])
-        return
-    if place == "last_chain_key":
-        forged = replace(sample, manifest=replace(sample.manifest, last_chain_key=bytes(32)))
-    else:
-        keys = seal_segment_keys(ARTIFACT_KEY, artifact.ciphers[::-1])
-        forged = replace(sample, manifest=replace(sample.manifest, segment_keys=keys))
-    with pytest.raises(ManifestError, match="last"):
-        forged.open(ARTIFACT_KEY)
-
-
-def test_token_ids_that_are_not_those_of_the_digest_are_refused(sample: PrivateSample) -> None:
-    tokens = replace(sample.manifest.tokens, digest=bytes(32))
-    with pytest.raises(ManifestError, match="token ids"):
-        replace(sample, manifest=replace(sample.manifest, tokens=tokens)).open(ARTIFACT_KEY)
 
 
 def test_segment_keys_are_as_many_as_segments() -> None:

@@ -76,3 +76,20 @@ def test_a_draw_sees_what_lies_at_its_positions() -> None:
     measured = Measured((torch.zeros(4, 100), scale), (difference, scale))
     assert detected(measured, Dtype.FP32, 100, 5, random.Random(1)) == 1.0
     assert 0.05 < detected(measured, Dtype.FP32, 10, 400, random.Random(1)) < 0.15
+
+
+def test_a_quorum_costs_what_it_adds_to_the_fetch_of_a_prompt() -> None:
+    rows = [
+        {"case": f"quorum_{case}", "prompt_s": prompt_s, "quorum_s": quorum_s, "prompt_bytes": size, "quorum_bytes": more}
+        for case, prompt_s, quorum_s, size, more in [
+            ("agreeing", 0.5, 9.0, 1000, 1100),
+            ("agreeing", 0.6, 0.7, 1500, 1600),
+            ("agreeing", 0.7, 0.1, 2000, 2100),
+            ("differing", 1.0, 3.0, 1000, 1700),
+        ]
+    ]
+    found = figures(rows)
+    assert found["prompt_s"] == 0.6
+    assert found["quorum_agreeing_s"] == pytest.approx(0.1)
+    assert found["quorum_differing_s"] == pytest.approx(2.0)
+    assert (found["quorum_agreeing_bytes"], found["quorum_differing_bytes"]) == (100, 700)

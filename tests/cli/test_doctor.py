@@ -22,7 +22,7 @@ from tests.cli.daemon import STATUS, FakeDaemon
 from tests.support.artifacts import PUBLISHER
 
 FINDINGS = [
-    *("home", "keys", "trust", "lock", "index", "packs", "disk", "file system", "clock", "open files"),
+    *("home", "keys", "trust", "revocations", "lock", "index", "packs", "disk", "file system", "clock", "open files"),
     *("daemon", "version", "ports", "reachability", "DHT", "announcements"),
 ]
 

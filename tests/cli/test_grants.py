@@ -86,7 +86,7 @@ def test_a_grant_goes_from_publisher_to_reader(cli: Cli, published: Path, reader
     assert CID in cli("grants", "--home", reader).out
     assert cli("grants", "remove", CID, "--home", reader, "--json").document == {"manifest": CID, "removed": True}
     assert cli("grants", "remove", CID, "--home", reader, "--json").document == {"manifest": CID, "removed": False}
-    assert cli("grants", "--home", reader, "--json").document == {"grants": []}
+    assert cli("grants", "--home", reader, "--json").document == {"grants": [], "issued": []}
 
 
 def test_the_file_is_named_by_artifact_and_reader(
@@ -141,3 +141,34 @@ def test_a_grant_of_another_reader_or_that_is_over_is_not_added(
     file.write_bytes(b"garbage")
     assert cli("grants", "add", file, "--home", reader).status == 3
     assert list(GrantFiles(reader)) == []
+
+
+def test_what_was_granted_is_remembered_and_forgotten(cli: Cli, published: Path, tmp_path: Path) -> None:
+    cli("grant", CID, READER_DID, "--out", tmp_path / "g")
+    (row,) = cli("grants", "--json").document["issued"]
+    assert (row["manifest"], row["reader"], row["standing"]) == (CID, READER_DID, "never expires")
+    assert f"issued to {READER_DID}" in cli("grants").out
+    (path,) = HomeLayout(published).issued_grants.iterdir()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert path.read_bytes() == (tmp_path / "g").read_bytes()
+    forget = ("grants", "remove", CID, "--reader", READER_DID, "--json")
+    assert cli(*forget).document["removed"] is True
+    assert cli(*forget).document["removed"] is False
+    assert [row["manifest"] for row in cli("grants", "--json").document["grants"]] == [CID], "its own stays"
+
+
+def test_the_key_that_follows_grants_what_the_old_one_published(
+    cli: Cli, published: Path, reader: Path, tmp_path: Path
+) -> None:
+    new_home, new_key = tmp_path / "new", tmp_path / "new" / "keys" / "publisher.key"
+    new_did = cli("keygen", "--home", new_home, "--json").document["did"]
+    cli("grant", CID, new_did, "--out", tmp_path / "own")
+    assert cli("grants", "add", tmp_path / "own", "--home", new_home).status == 0
+    grant = ("grant", CID, READER_DID, "--home", new_home, "--out", tmp_path / "g", "--json")
+    assert cli(*grant).error["code"] == "grant.invalid"
+    assert cli("rotate", "--to", new_key, "--out", tmp_path / "succession").status == 0
+    assert cli("trust", "hear", tmp_path / "succession", "--home", new_home).status == 0
+    assert cli(*grant).status == 0
+    made = SignedStatement.decode((tmp_path / "g").read_bytes()).open(Grant)
+    assert (made.publisher, made.reader, made.artifact_key(READER)) == (new_did, READER_DID, ARTIFACT_KEY)
+    assert cli("grants", "add", tmp_path / "g", "--home", reader).status == 0

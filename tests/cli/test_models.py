@@ -163,6 +163,14 @@ def test_generate_tells_the_daemon_where_the_document_ends(
     assert first["dtype"] == "bf16"
 
 
+def test_generate_asks_for_a_quorum(cli: Cli, daemon: FakeDaemon, folder: Path, text_file: Path) -> None:
+    daemon.events = [{"event": "report"}]
+    question = ("--prompt-file", text_file, "--question", "Who?", "--max-new-tokens", 1)
+    assert cli("generate", folder, *question, "--verify", "quorum=3").status == 0
+    (body,) = (body for method, path, body in daemon.requests if path == "/v1/fetch")
+    assert body["quorum"] == 3
+
+
 def test_generate_refuses_a_level_of_verification_that_is_none(cli: Cli, text_file: Path) -> None:
     told = cli("generate", "no/model", "--prompt-file", text_file, "--question", "?", "--verify", "sample=0", "--json")
     assert (told.status, told.error["code"]) == (2, "usage")

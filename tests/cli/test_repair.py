@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from p2pkv.formats.revocations import Revocations, Revoked, Scope
+from p2pkv.formats.statement import SignedStatement
+from p2pkv.store.home import HomeLayout
+from p2pkv.store.statement_files import StatementFiles
 from p2pkv_node.embedded import embedded_node
 from tests.cli.artifacts import store
 from tests.cli.conftest import Cli
-from tests.support.artifacts import PUBLISHER, Sample, make_sample
+from tests.support.artifacts import KEY, PUBLISHER, Sample, make_sample
 from tests.support.cars import data_blocks
 from tests.support.stores import flip_block
 
@@ -55,3 +59,15 @@ def test_what_nobody_has_any_more_stays_a_fault(cli: Cli, home: Path, tmp_path: 
         told = cli("verify", SAMPLE.cid, "--repair", "--patience", "2", "--json")
     assert told.status == 4
     assert told.error["code"] in ("fetch.incomplete", "artifact.not_found")
+
+
+def test_what_was_taken_back_is_not_mended(cli: Cli, home: Path, mirror: Sample) -> None:
+    block = data_blocks(mirror)[3]
+    flip_block(home, block, 8 * 7)
+    items = (Revoked(Scope.MANIFEST, mirror.cid, "wrong tokenizer"),)
+    listed = Revocations(publisher=PUBLISHER, sequence=1, created=0, items=items)
+    StatementFiles(HomeLayout(home).statements).hear(SignedStatement.sign(listed, KEY))
+    told = cli("verify", mirror.cid, "--repair", "--json")
+    assert (told.status, told.error["code"]) == (5, "trust.revoked")
+    codes = {fault["code"] for fault in cli("verify", mirror.cid, "--json").document["faults"]}
+    assert codes == {"trust.revoked", "integrity.hash"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,12 @@ from nacl.signing import SigningKey
 from p2pkv.formats.cid import Cid
 from p2pkv.formats.did import encode_did
 from p2pkv.formats.envelope import Envelope
-from p2pkv.formats.revocations import Revocations, Scope
+from p2pkv.formats.revocations import Revocations, Revoked, Scope
 from p2pkv.formats.statement import SignedStatement
 from p2pkv.limits import MAX_REASON_BYTES
 from p2pkv.store.home import HomeLayout
 from p2pkv.store.publisher_key import read_publisher_key
+from p2pkv.store.sequence import next_sequence
 from p2pkv.store.statement_files import StatementFiles
 from p2pkv.trust.record import Record
 from tests.cli.conftest import Cli
@@ -82,6 +84,22 @@ def test_and_nothing_else(cli: Cli, did: str, file: Path, options: tuple[str, ..
     cli("trust", "add", did)
     assert cli("revoke", *options).status == 0
     assert accepted(cli, file)
+
+
+def test_a_list_has_the_next_number_of_its_key(cli: Cli, did: str, home: Path) -> None:
+    """Lists, manifests and grants are numbered by one rule: no number is given twice, and none goes back with the clock."""
+    key = HomeLayout(home).publisher_key
+    ahead = next_sequence(key, did, time.time() + 86_400)
+    first = cli("revoke", OTHER, "--json").document["sequence"]
+    assert first == ahead + 1
+    assert cli("revoke", "--before", "5", "--json").document["sequence"] == ahead + 2
+    assert next_sequence(key, did, 0.0) == ahead + 3
+    elsewhere = Revocations(publisher=did, sequence=ahead + 50, created=0, items=(Revoked(Scope.BEFORE, 7, ""),))
+    StatementFiles(HomeLayout(home).statements).hear(SignedStatement.sign(elsewhere, SigningKey(read_publisher_key(key))))
+    assert cli("revoke", "--before", "9", "--json").document["sequence"] == ahead + 51
+    assert next_sequence(key, did, 0.0) == ahead + 52
+    assert cli("revoke", "--before", "9", "--json").document["sequence"] == ahead + 51
+    assert next_sequence(key, did, 0.0) == ahead + 53, "what is revoked already takes no number"
 
 
 def test_what_was_revoked_before_makes_no_new_list(cli: Cli, did: str, home: Path) -> None:

@@ -5,21 +5,16 @@ from __future__ import annotations
 import base64
 import json
 import logging
-import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
 from nacl.signing import SigningKey
 
 from p2pkv.cli import sign
-from p2pkv.cli.app import app
 from p2pkv.formats.did import encode_did
 from p2pkv.formats.draft import encode_draft
 from p2pkv.store.home import HomeLayout
@@ -28,6 +23,7 @@ from p2pkv_node.embedded import embedded_node
 from tests.cli.checkpoint import save_checkpoint
 from tests.cli.conftest import Cli
 from tests.support.artifacts import make_sample
+from tests.support.commands import commands
 
 SEED = bytes.fromhex("5eed" * 16)
 PASSPHRASE = b"Never tell: m\xc3\xb6re th\xc3\xa4n words/+?"
@@ -93,6 +89,7 @@ def test_a_leak_would_be_seen() -> None:
 class Place:
     """A home with an encrypted key, and what commands are called with."""
 
+    cli: Cli
     home: Path
     folder: Path
     key: Path
@@ -104,17 +101,21 @@ class Place:
     draft: Path
     heard: list[bytes] = field(default_factory=list)
 
-    def run(self, *arguments: object, status: int, debug: bool = True) -> str:
-        """Run a command in a process, watch how it is called meanwhile, and look through all that it says."""
-        environment = {**os.environ, "P2PKV_HOME": str(self.home), "P2PKV_DEBUG": "1" if debug else ""}
+    def run(self, *arguments: object) -> str:
+        """Run a command and look through all that it says."""
+        ran = self.cli(*arguments)
+        return self._checked(arguments, ran.status, ran.out, ran.err)
+
+    def run_apart(self, *arguments: object) -> str:
+        """The same in a process of its own, of which is watched what others see."""
         command = [sys.executable, "-m", "p2pkv.cli.app", *map(str, arguments)]
         process = subprocess.Popen(
             command,
-            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
+            text=True,
         )
         ended = threading.Event()
         watcher = threading.Thread(target=self._watch, args=(process.pid, ended))
@@ -125,11 +126,14 @@ class Place:
             process.kill()
             ended.set()
             watcher.join()
+        return self._checked(arguments, process.returncode, out, err)
+
+    def _checked(self, arguments: tuple[object, ...], status: int, out: str, err: str) -> str:
         name = " ".join(map(str, arguments))
-        assert process.returncode == status, (name, err.decode())
-        for text, where in ((out, "stdout"), (err, "stderr")):
-            assert_silent(text, f"{where} of {name}")
-        return out.decode()
+        assert status == 0, (name, err)
+        assert_silent(out.encode(), f"stdout of {name}")
+        assert_silent(err.encode(), f"stderr of {name}")
+        return out
 
     def _watch(self, pid: int, ended: threading.Event) -> None:
         """Keep what others see of a process and its children: command lines and environments."""
@@ -143,7 +147,7 @@ class Place:
 
 
 @pytest.fixture
-def place(home: Path, tmp_path: Path) -> Place:
+def place(cli: Cli, home: Path, tmp_path: Path) -> Place:
     folder = tmp_path / "files"
     folder.mkdir()
     key = HomeLayout(home).publisher_key
@@ -160,6 +164,7 @@ def place(home: Path, tmp_path: Path) -> Place:
     draft = folder / "book.draft"
     draft.write_bytes(encode_draft(make_sample(list(range(300))).artifact.manifest))
     return Place(
+        cli,
         home,
         folder,
         key,
@@ -172,7 +177,7 @@ def place(home: Path, tmp_path: Path) -> Place:
     )
 
 
-# Every command that takes a key; each is run in a process by the test that follows.
+# Every command that takes a key; each is run by the test that follows.
 COVERED = {
     "keygen",
     "key show",
@@ -187,17 +192,10 @@ COVERED = {
 }
 
 
-def _commands(command: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every command that is no group, by its name; Typer has its own copy of click, so that types do not tell."""
-    for part, found in getattr(command, "commands", {}).items():
-        yield from _commands(found, f"{name} {part}".strip())
-    yield name, command
-
-
 def test_every_command_that_takes_a_key_is_run_here() -> None:
     taking = {
         name
-        for name, command in _commands(typer.main.get_command(app))
+        for name, command in commands().items()
         if {"--key", "--passphrase-file"} & {option for parameter in command.params for option in parameter.opts}
     }
     assert taking == COVERED
@@ -206,7 +204,7 @@ def test_every_command_that_takes_a_key_is_run_here() -> None:
 def test_no_option_takes_a_secret_itself() -> None:
     """What stands on a command line is there for every user of the machine to read."""
     seen = 0
-    for _, command in _commands(typer.main.get_command(app)):
+    for command in commands().values():
         for option in command.params:
             if any(word in str(option.opts) for word in ("pass", "seed", "secret", "key")):
                 assert option.is_flag or option.metavar == "FILE", option.opts
@@ -216,33 +214,36 @@ def test_no_option_takes_a_secret_itself() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_no_command_tells_a_secret(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_command_tells_a_secret(place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, logger="p2pkv")
     caplog.set_level(logging.DEBUG, logger="p2pkv_node")
+    monkeypatch.setenv("P2PKV_DEBUG", "1")
     phrase, out = ("--passphrase-file", place.phrase), place.folder / "out"
     with embedded_node(place.home):
-        published = place.run("publish", place.model, place.text, "--key", place.key, *phrase, "--trust", status=0)
+        published = place.run_apart("publish", place.model, place.text, "--key", place.key, *phrase, "--trust")
         manifest = published.split()[1]
-        place.run("renew", manifest, *phrase, "--expires", "1d", "--json", status=0)
-        place.run("namespace", "create", "team", status=0)
-        private = place.run("publish", place.model, place.text, "--private", "team", *phrase, "--json", status=0)
-        place.run("grant", json.loads(private)["manifest"], DID, "--out", place.folder / "grant", *phrase, status=0)
+        place.run("renew", manifest, *phrase, "--expires", "1d", "--json")
+        place.run("namespace", "create", "team")
+        private = place.run("publish", place.model, place.text, "--private", "team", *phrase, "--json")
+        place.run("grant", json.loads(private)["manifest"], DID, "--out", place.folder / "grant", *phrase)
         asked = ("--prompt-file", place.text, "--question", "Who?", "--max-new-tokens", 1)
-        place.run("generate", place.model, *asked, *phrase, status=0)
-    place.run("sign", place.draft, "--out", out, *phrase, "--yes", status=0)
-    place.run("sign", place.draft, "--out", out, *phrase, "--yes", "--json", status=0, debug=False)
-    place.run("keygen", "--passphrase-file", place.new_phrase, "--out", place.folder / "new.key", status=0)
-    place.run("revoke", manifest, *phrase, status=0)
+        place.run("generate", place.model, *asked, *phrase)
+    place.run_apart("sign", place.draft, "--out", out, *phrase, "--yes")
+    monkeypatch.setenv("P2PKV_DEBUG", "")
+    place.run("sign", place.draft, "--out", out, *phrase, "--yes", "--json")
+    monkeypatch.setenv("P2PKV_DEBUG", "1")
+    place.run("keygen", "--passphrase-file", place.new_phrase, "--out", place.folder / "new.key")
+    place.run("revoke", manifest, *phrase)
     new_phrase = ("--new-passphrase-file", place.new_phrase)
-    place.run("rotate", "--to", place.folder / "new.key", *phrase, *new_phrase, status=0)
-    place.run("key", "show", status=0)
-    place.run("key", "passphrase", *phrase, "--remove", "--json", status=0)
-    place.run("sign", place.draft, "--out", out, "--yes", status=0)
+    place.run("rotate", "--to", place.folder / "new.key", *phrase, *new_phrase)
+    place.run("key", "show")
+    place.run("key", "passphrase", *phrase, "--remove", "--json")
+    place.run("sign", place.draft, "--out", out, "--yes")
     place.key.unlink()
     assert_silent(b"\n".join(place.heard), "a command line or an environment")
     assert any(b"passphrase-file" in seen for seen in place.heard)
     assert "published" in caplog.text
-    assert_silent(caplog.text.encode(), "the node's log")
+    assert_silent(caplog.text.encode(), "the log")
     for path in (path for folder in (place.home, place.folder) for path in folder.rglob("*") if path.is_file()):
         assert_silent(path.read_bytes(), str(path))
 

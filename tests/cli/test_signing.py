@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import time
 from collections.abc import Iterator
@@ -186,16 +187,19 @@ def test_who_signs_is_asked_on_the_terminal(home: Path, key: Path, folder: Path,
     assert Envelope.decode(out.read_bytes()).open().publisher == DID
 
 
-def test_a_private_artifact_is_not_signed_again(cli: Cli, key: Path, folder: Path) -> None:
+def test_a_private_artifact_is_not_signed_offline(cli: Cli, key: Path, folder: Path) -> None:
     """Its grants name the manifest: under another one it could be opened by nobody."""
     sample = make_sample([1, 2, 3], created=NOW, key=SigningKey(SEED))
     manifest = sample.artifact.manifest
     inline = bytes(12 + SEAL_BYTES)
     private = replace(manifest, tokens=replace(manifest.tokens, inline=inline), segment_keys=bytes(32 + SEAL_BYTES))
-    path = folder / "envelope"
-    path.write_bytes(Envelope.sign(private, SigningKey(SEED)).encode())
-    with unchanged(folder):
-        assert refused(cli("sign", path, "--out", folder / "out", "--yes", "--json")) == (2, "usage")
+    path = folder / "private"
+    for data in (Envelope.sign(private, SigningKey(SEED)).encode(), encode_draft(private)):
+        path.write_bytes(data)
+        with unchanged(folder):
+            told = cli("sign", path, "--out", folder / "out", "--yes", "--json")
+            assert refused(told) == (2, "usage")
+            assert "nobody would have a grant" in told.error["message"]
 
 
 def test_sequence_numbers_grow_and_signing_again_keeps_the_licence(cli: Cli, key: Path, folder: Path, sample: Sample) -> None:
@@ -377,3 +381,17 @@ def test_a_build_that_fails_leaves_nothing(cli: Cli, folder: Path, model: Path, 
     assert refused(cli("build", model, text, "--out", folder, "--json")) == (2, "usage")
     assert refused(cli("build", model, text, "--out", folder / "no" / "x.car", "--json")) == (4, "store.io")
     assert os.listdir(folder) == []
+
+
+def test_what_a_killed_build_left_is_removed_by_the_next(cli: Cli, folder: Path, text: Path, tmp_path: Path) -> None:
+    left, others, alive = folder / ".x.car.1.building", folder / ".y.car.1.building", folder / ".x.car.2.building"
+    for path in (left, others, alive):
+        path.mkdir()
+        (path / "00000001.pack").write_bytes(b"something")
+    lock = os.open(alive, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert refused(cli("build", tmp_path / "none", text, "--out", folder / "x.car", "--json"))[0] == 2
+    finally:
+        os.close(lock)
+    assert sorted(os.listdir(folder)) == [alive.name, others.name]

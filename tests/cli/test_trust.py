@@ -9,6 +9,7 @@ import pytest
 from p2pkv.artifact.read import Artifact
 from p2pkv.formats.cid import Cid
 from p2pkv.store.home import HomeLayout
+from p2pkv.store.statement_files import StatementFiles
 from p2pkv.trust.policy import Check
 from tests.cli.conftest import Cli
 from tests.support.artifacts import PUBLISHER
@@ -86,3 +87,13 @@ def test_a_newer_artifact_of_the_same_text_in_this_home_is_told(cli: Cli, home: 
     document = cli("trust", "explain", file, "--json").document
     assert document["accepted"]
     assert "sequence 1 is older than 9" in document["steps"][-1]["found"]
+
+
+def test_it_is_told_when_this_home_last_heard_of_the_publisher(cli: Cli, home: Path, tmp_path: Path) -> None:
+    file = tmp_path / "tiny.envelope"
+    file.write_bytes(envelope(manifest(expires=None)).encode())
+    assert cli("trust", "explain", file, "--json").document["heard"] is None
+    assert "last heard of it  never" in " ".join(cli("trust", "explain", file).out.split("\n"))
+    StatementFiles(HomeLayout(home).statements).note_answers({SAMPLE_PUBLISHER: CREATED})
+    assert cli("trust", "explain", file, "--json").document["heard"] == CREATED
+    assert "2026-01-01 00:00 UTC" in cli("trust", "explain", file).out

@@ -24,7 +24,7 @@ from p2pkv.errors import DaemonUnreachableError, KeyFileError
 from p2pkv.formats.did import encode_did
 from p2pkv.formats.revocations import Revocations
 from p2pkv.formats.statement import SignedStatement
-from p2pkv.limits import EARLIEST_TIME_S, MAX_CLOCK_SKEW_S, MIN_OPEN_FILES
+from p2pkv.limits import EARLIEST_TIME_S, MAX_CLOCK_SKEW_S, MIN_OPEN_FILES, STATEMENTS_STALE_S
 from p2pkv.store.home import Holder, HomeLayout
 from p2pkv.store.publisher_key import write_publisher_key
 from p2pkv.store.secrets import load_or_create_node_seed
@@ -32,7 +32,6 @@ from p2pkv.store.statement_files import StatementFiles
 from p2pkv.store.store import open_store
 from p2pkv.store.survey import survey_index, survey_packs
 from p2pkv.store.trust_file import TrustFile
-from p2pkv.units import GIB, MIB
 from tests.support.artifacts import PUBLISHER, make_sample
 
 PUBLIC, PRIVATE, LOOPBACK = "/ip4/8.8.8.8/tcp/4101", "/ip4/192.168.1.2/tcp/4101", "/ip4/127.0.0.1/tcp/4101"
@@ -156,6 +155,40 @@ def test_a_key_that_others_may_read_and_one_that_is_damaged(home: Path) -> None:
     assert by_name(home)["keys"].state is State.PROBLEM
 
 
+@pytest.mark.parametrize("name", ["keys", "namespaces", "grants", "issued_grants"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_secrets_that_others_may_look_into(home: Path, name: str, inside: bool) -> None:
+    layout = HomeLayout(home)
+    folder: Path = getattr(layout, name)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    (folder / "a").touch(mode=0o600)
+    assert by_name(home)["keys"].state is State.OK
+    exposed = folder / "a" if inside else folder
+    exposed.chmod(exposed.stat().st_mode | 0o010)
+    found = by_name(home)["keys"]
+    assert (found.state, str(exposed) in found.found) == (State.PROBLEM, True)
+    assert f"chmod -R go= {exposed}" in found.advice
+
+
+def test_revocations_that_were_not_heard_of_for_long(home: Path) -> None:
+    """A publisher who never took anything back says nothing that could be heard."""
+    key, other = SigningKey(bytes([7]) * 32), SigningKey(bytes([8]) * 32)
+    did = encode_did(bytes(key.verify_key))
+    files = StatementFiles(HomeLayout(home).statements)
+    now = time.time()
+    assert by_name(home)["revocations"].state is State.OK
+    for signer in (key, other):  # the other one is trusted by nobody
+        listed = Revocations(publisher=encode_did(bytes(signer.verify_key)), sequence=1, created=0, items=())
+        files.hear(SignedStatement.sign(listed, signer))
+    TrustFile(HomeLayout(home).trust).add(did, "", 0)
+    assert by_name(home)["revocations"].found == "heard within the last day, of 1 trusted publisher"
+    found = home_checks.check_revocations(home, now + STATEMENTS_STALE_S + 60)
+    assert (found.state, did in found.found) == (State.WARNING, True)
+    files.note_answers({did: now + 3600})
+    assert home_checks.check_revocations(home, now + STATEMENTS_STALE_S + 60).state is State.OK
+    assert home_checks.check_revocations(home, now + STATEMENTS_STALE_S + 3700).state is State.WARNING
+
+
 def test_a_damaged_trust_list(home: Path) -> None:
     HomeLayout(home).trust.write_text("nonsense")
     assert by_name(home)["trust"].state is State.PROBLEM
@@ -236,62 +269,6 @@ def test_packs_that_cannot_be_read_and_blocks_that_were_damaged(home: Path) -> N
     assert (found.state, "00000077.pack" in found.found, "(and 1 more)" in found.found) == (State.PROBLEM, True, True)
     assert home_checks.check_packs(good, damaged=2).state is State.WARNING
     assert home_checks.check_packs(good, damaged=0).state is State.OK
-
-
-def disk(free: int, *, total: int = 100 * GIB, files: int = 1000, of_files: int = 10_000) -> SimpleNamespace:
-    return SimpleNamespace(f_bavail=free, f_frsize=1, f_blocks=total, f_files=of_files, f_favail=files)
-
-
-@pytest.mark.parametrize(
-    ("found", "state"),
-    [
-        (disk(50 * GIB), State.OK),
-        (disk(GIB - 1), State.WARNING),
-        (disk(60 * MIB, total=GIB), State.OK),  # a small disk has a small reserve
-        (disk(50 * MIB, total=GIB), State.WARNING),
-        (disk(31 * MIB), State.PROBLEM),
-        (disk(50 * GIB, files=100), State.PROBLEM),
-        (disk(50 * GIB, files=0, of_files=0), State.OK),  # inodes are made as they are needed
-    ],
-)
-def test_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: SimpleNamespace, state: State) -> None:
-    monkeypatch.setattr(os, "statvfs", lambda path: found)
-    assert home_checks.check_disk(tmp_path / "not" / "there").state is state
-
-
-MOUNTS = """\
-22 27 0:21 / /proc rw,relatime - proc proc rw
-27 1 254:0 / / rw,relatime - ext4 /dev/vda rw,discard
-28 27 0:25 / /data rw shared:1 master:2 - xfs /dev/vdb rw
-29 28 0:26 / /data/my\\040share rw - nfs4 server:/x rw
-30 27 0:27 / /ram rw - tmpfs tmpfs rw
-31 27 0:28 / /box rw - ext4 /dev/vdc rw
-32 27 0:29 / /box rw - overlay overlay rw
-nonsense
-"""
-
-
-@pytest.mark.parametrize(
-    ("path", "kind", "state"),
-    [
-        ("/somewhere", "ext4", State.OK),
-        ("/data/home", "xfs", State.OK),
-        ("/database", "ext4", State.OK),
-        ("/data/my share/home", "nfs4", State.WARNING),
-        ("/ram", "tmpfs", State.WARNING),
-        ("/box/a", "overlay", State.WARNING),
-    ],
-)
-def test_the_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, kind: str, state: State) -> None:
-    mounts = tmp_path / "mountinfo"
-    mounts.write_text(MOUNTS)
-    assert home_checks.file_system_of(Path(path), mounts) == kind
-    monkeypatch.setattr(home_checks, "_existing", lambda _: Path(path))
-    assert home_checks.check_file_system(Path(path), mounts).state is state
-
-
-def test_a_system_without_a_list_of_mounts(tmp_path: Path) -> None:
-    assert home_checks.check_file_system(tmp_path, tmp_path / "nothing").state is State.UNKNOWN
 
 
 NOW = EARLIEST_TIME_S + 10**7

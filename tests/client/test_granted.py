@@ -14,18 +14,22 @@ from nacl.signing import SigningKey
 from transformers import LlamaForCausalLM
 
 from p2pkv.artifact.build import ArtifactBuilder, ModelDescription, Terms
-from p2pkv.artifact.granting import Granted, grant_to, make_grant
+from p2pkv.artifact.granting import Granted, grant_to, granted_again, make_grant
 from p2pkv.artifact.private import Privacy
+from p2pkv.client.granted import renew_own_grant
 from p2pkv.client.sync import Client
 from p2pkv.connectors.hf import api as hf
+from p2pkv.errors import GrantError, GrantMissingError, UsageError
 from p2pkv.formats.cid import Cid
 from p2pkv.formats.did import encode_did
 from p2pkv.formats.envelope import Envelope
 from p2pkv.formats.grant import Grant
 from p2pkv.formats.statement import SignedStatement
+from p2pkv.formats.succession import Succession
 from p2pkv.store.grants import GrantFiles
 from p2pkv.store.home import HomeLayout
 from p2pkv.store.publisher_key import Cost, write_publisher_key
+from p2pkv.store.statement_files import StatementFiles
 from tests.client.conftest import REPORT, SHARED, ScriptedDaemon, Sealed, matched, segments
 from tests.support.artifacts import KEY, PUBLISHER
 from tests.support.llama import cache_bytes
@@ -129,6 +133,23 @@ def test_without_the_grant_the_same_events_give_nothing(
     assert cache_bytes(prefill.cache) == expected
 
 
+@pytest.mark.parametrize("last", range(3))
+def test_of_grants_of_one_text_the_one_that_was_made_last_is_asked_for(
+    daemon: ScriptedDaemon, home: Path, model: LlamaForCausalLM, private: PrivateSample, prompt: list[int], last: int
+) -> None:
+    """An artifact that was renewed: the old manifest may have expired."""
+    old = grant_of(private)
+    write_publisher_key(HomeLayout(home).publisher_key, bytes(READER))
+    signed = [Cid.of_node(bytes([number])) for number in range(3)]
+    for number, cid in enumerate(signed):
+        again = granted_again(old, cid, sequence=2 if number == last else 1, created=0)
+        GrantFiles(home).add(SignedStatement.sign(again, KEY).encode())
+    daemon.scripts.append([REPORT])
+    with Client(home) as client:
+        client.prefill(model, prompt, shared=SHARED)
+    assert [body["manifest"] for body in daemon.asked] == [str(signed[last])]
+
+
 Spoil = Callable[[Path, PrivateSample], None]
 
 
@@ -183,12 +204,20 @@ def test_a_key_under_a_passphrase_is_given(
     assert prefill.report.hit_tokens == SHARED
 
 
+@pytest.mark.parametrize(("length", "more", "shared"), [(256, [], None), (255, [], None), (100, [], None), (100, [1, 2], 100)])
 def test_a_prompt_that_is_no_more_than_the_first_segment_is_not_looked_up(
-    daemon: ScriptedDaemon, home: Path, model: LlamaForCausalLM, private: PrivateSample, document: list[int]
+    daemon: ScriptedDaemon,
+    home: Path,
+    model: LlamaForCausalLM,
+    private: PrivateSample,
+    document: list[int],
+    length: int,
+    more: list[int],
+    shared: int | None,
 ) -> None:
     make_reader(home, grant_of(private))
     with Client(home) as client:
-        prefill = client.prefill(model, document[:256])
+        prefill = client.prefill(model, [*document[:length], *more], shared=shared)
     assert daemon.asked == []
     assert "no whole segment" in (prefill.report.miss or "")
 
@@ -221,6 +250,21 @@ def test_a_grant_that_another_gave_is_of_no_use(
     assert prefill.report.hit_tokens == 0
     assert "grant.invalid" in (prefill.report.miss or "")
     assert cache_bytes(prefill.cache) == expected
+
+
+def test_a_grant_by_the_key_that_follows_the_publishers(
+    daemon: ScriptedDaemon, home: Path, model: LlamaForCausalLM, private: PrivateSample, prompt: list[int]
+) -> None:
+    new = SigningKey(bytes([9]) * 32)
+    new_did = encode_did(bytes(new.verify_key))
+    write_publisher_key(HomeLayout(home).publisher_key, bytes(READER))
+    GrantFiles(home).add(SignedStatement.sign(replace(grant_of(private), publisher=new_did), new).encode())
+    followed = Succession.agreed(PUBLISHER, new, last=2**40, created=0, reason="")
+    StatementFiles(HomeLayout(home).statements).hear(SignedStatement.sign(followed, KEY))
+    script(daemon, private, 0, 1, 2)
+    with Client(home) as client:
+        prefill = client.prefill(model, prompt, shared=SHARED)
+    assert prefill.report.hit_tokens == SHARED
 
 
 def exchanged(private: PrivateSample, one: tuple[int, int], other: tuple[int, int]) -> PrivateSample:
@@ -258,3 +302,29 @@ def test_exchanged_blocks_shorten_the_hit_before_a_value_is_used(
             assert cache_bytes(prefill.cache) == expected
             GrantFiles(home).remove(forged.cid)
             daemon.scripts.clear()
+
+
+def test_a_quorum_of_what_was_granted_is_refused_and_nothing_is_asked(
+    daemon: ScriptedDaemon, home: Path, model: LlamaForCausalLM, private: PrivateSample, prompt: list[int]
+) -> None:
+    """Its digests are keyed; and asking for others who published it would tell that it is there."""
+    make_reader(home, grant_of(private))
+    with Client(home) as client, pytest.raises(UsageError, match="is private") as caught:
+        client.prefill(model, prompt, shared=SHARED, verify="quorum=2")
+    assert "verify=sample" in caught.value.advice
+    assert daemon.asked == []
+
+
+def test_nobody_but_the_publisher_renews_its_grant(home: Path, private: PrivateSample) -> None:
+    """A reader's grant, and one by somebody else to the publisher, are not what the publisher grants from."""
+    new = Cid.of_node(b"renewed")
+    with pytest.raises(GrantMissingError):
+        renew_own_grant(home, private.cid, new, KEY, sequence=2, created=0)
+    other = SigningKey(bytes([9]) * 32)
+    theirs = replace(grant_of(private), publisher=encode_did(bytes(other.verify_key)), reader=PUBLISHER)
+    for grant, signer in ((grant_of(private), KEY), (theirs, other)):
+        GrantFiles(home).remove(private.cid)
+        GrantFiles(home).add(SignedStatement.sign(grant, signer).encode())
+        with pytest.raises(GrantError, match="not the one that its publisher keeps"):
+            renew_own_grant(home, private.cid, new, KEY, sequence=2, created=0)
+    assert list(GrantFiles(home)) == [private.cid]

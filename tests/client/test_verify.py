@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from p2pkv import AsyncClient, Client
 from p2pkv.artifact.read import Artifact
 from p2pkv.client.verification import Level, Verify
 from p2pkv.connectors.hf import api as hf
 from p2pkv.connectors.hf.cache import layer_tensors
-from p2pkv.connectors.hf.geometry import bits
 from p2pkv.errors import UsageError
 from p2pkv.formats.cid import Cid
 from tests.client.conftest import REPORT, SHARED, ScriptedDaemon, Sealed, matched, segments
-from tests.support.lies import signed_values
+from tests.support.lies import one_bit, signed_values, whole
 from tests.support.llama import assert_right, build_model, cache_bytes
 from tests.support.town import PUBLISHER
 
@@ -33,19 +31,6 @@ def noised(model: LlamaForCausalLM, document: list[int]) -> Sealed:
         for keys, values in layer_tensors(whole(model, document))
     ]
     return signed_values(model, document, values)
-
-
-def one_bit(model: LlamaForCausalLM, document: list[int], producer: Mapping[str, str] | None = None) -> Sealed:
-    """Sign values of which one has another last bit."""
-    cache = whole(model, document)
-    bits(layer_tensors(cache)[2][1])[0, 0, 300, 7] ^= 1
-    return signed_values(model, document, layer_tensors(cache), producer)
-
-
-def whole(model: LlamaForCausalLM, document: list[int]) -> DynamicCache:
-    cache = hf.open_cache(model)
-    hf.prefill(model, document, cache, hf.canonical_steps(len(document)))
-    return cache
 
 
 def script(sealed: Sealed) -> list[Any]:
@@ -150,6 +135,8 @@ async def test_the_async_client_verifies_too(
         ("sample", Verify(Level.SAMPLE)),
         ("sample=1", Verify(Level.SAMPLE, 1)),
         ("sample=1024", Verify(Level.SAMPLE, 1024)),
+        ("quorum", Verify(Level.QUORUM, quorum=2)),
+        ("quorum=16", Verify(Level.QUORUM, quorum=16)),
         ("full", Verify(Level.FULL)),
     ],
 )
@@ -158,7 +145,11 @@ def test_levels_are_read(text: str, expected: Verify) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "none", "Sample", "sample=", "sample=0", "sample=1025", "sample=-1", "sample=٣", "full=1", "sample=1\n"]
+    "text",
+    [
+        *("", "none", "Sample", "sample=", "sample=0", "sample=1025", "sample=-1", "sample=٣", "full=1", "sample=1\n"),
+        *("quorum=", "quorum=0", "quorum=1", "quorum=17", "signature=1"),
+    ],
 )
 def test_other_levels_are_refused_before_anything_happens(tmp_path: Path, model: LlamaForCausalLM, text: str) -> None:
     with Client(tmp_path) as client, pytest.raises(UsageError, match="no way to verify"):

@@ -45,5 +45,5 @@ def section(name: str, heading: str) -> str:
 
 def rows(text: str) -> list[list[str]]:
     """Return the cells of all table rows of ``text``, their rules left out."""
-    found = [line.strip().strip("|").split(" | ") for line in text.splitlines() if line.startswith("|")]
+    found = [re.split(r"(?<!\\)\|", line.strip()[1:-1]) for line in text.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in row] for row in found if set("".join(row)) - set("-| ")]

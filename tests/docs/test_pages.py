@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields
+from inspect import signature
 from typing import Any, cast
 
 import pytest
 import trio
 from starlette.routing import Route
 
-from p2pkv import errors, limits
+from p2pkv import Client, errors, limits
 from p2pkv.client.report import Prefill, PrefillReport
 from p2pkv.download.engine import PeerProgress
 from p2pkv.errors import EXIT_STATUS, error_classes
@@ -29,6 +30,7 @@ from p2pkv_node.control import _STATUS, control_app
 from p2pkv_node.node import Node
 from p2pkv_node.openapi.schemas import SCHEMAS
 from tests.docs.pages import NAMES, ROOT, prose, read, rows, section
+from tests.support.commands import commands, options
 
 LIMIT = re.compile(r"`([A-Z][A-Z0-9_]+)` \(([\d,.]+)\)")
 
@@ -74,12 +76,10 @@ def test_every_setting_has_its_row() -> None:
 
 def test_the_files_of_the_home_are_listed() -> None:
     text = section("docs/operating.md", "## Files of the home")
-    layout = HomeLayout(ROOT)
-    for path in (
-        *(layout.lock, layout.index, layout.blocks, layout.staging, layout.node_key, layout.publisher_key, layout.trust),
-        layout.reserve,
-    ):
-        assert f"`{path.relative_to(ROOT)}" in text, path
+    names = [name for name, member in vars(HomeLayout).items() if isinstance(member, property) and name != "control_socket"]
+    assert len(names) > 10
+    for name in names:
+        assert f"`{getattr(HomeLayout(ROOT), name).relative_to(ROOT)}" in text, name
     assert "`control.sock`" in text
 
 
@@ -155,3 +155,17 @@ def test_the_states_of_a_fetch_are_told() -> None:
 def test_the_fields_of_a_prefill_are_told() -> None:
     assert names(Prefill) <= quoted(section("docs/python.md", "## Load a prefill"))
     assert names(PrefillReport) <= quoted(section("docs/python.md", "## The report"))
+
+
+@pytest.mark.parametrize("name", commands())
+def test_every_command_is_told_with_its_options(name: str) -> None:
+    paragraphs = [" ".join(lines.split()) for lines in section("docs/cli.md", "## Commands").split("\n\n")]
+    told = " ".join(text for text in paragraphs if re.search(rf"\*\*`p2pkv {name}[` ]", text))
+    assert told, f"docs/cli.md does not tell of `p2pkv {name}`"
+    for option in options(commands()[name]):
+        assert any(re.search(rf"{spelling}\b", told) for spelling in option), f"`p2pkv {name}` has {option[0]}"
+
+
+def test_every_argument_of_a_prefill_is_told() -> None:
+    keywords = {name for name, found in signature(Client.prefill).parameters.items() if found.kind is found.KEYWORD_ONLY}
+    assert keywords <= quoted(section("docs/python.md", "## Load a prefill"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, strategies as st
 from nacl.exceptions import BadSignatureError
 from nacl.signing import VerifyKey
 
@@ -13,11 +14,12 @@ from p2pkv.artifact.signing import NO_TERMS, check_fits, renewed, sign_manifest
 from p2pkv.errors import FormatError, ManifestError, SignatureError, UsageError
 from p2pkv.formats import dagcbor
 from p2pkv.formats.cid import Cid
+from p2pkv.formats.dagcbor import MAX_INT
 from p2pkv.formats.did import decode_did
 from p2pkv.formats.draft import NOBODY, decode_draft, encode_draft, is_draft, open_root
 from p2pkv.formats.envelope import DOMAIN, Envelope
 from p2pkv.formats.manifest import Manifest
-from tests.support import vectors
+from tests.support import samples, strategies, vectors
 from tests.support.artifacts import KEY, PUBLISHER
 
 GOLDEN = vectors.load("draft.json")["tiny"]
@@ -97,3 +99,39 @@ def test_an_envelope_fits_its_own_draft_alone() -> None:
         check_fits(envelope, encode_draft(replace(MANIFEST, model_name="other")))
     with pytest.raises(SignatureError):
         check_fits(replace(envelope, signature=bytes(64)), GOLDEN.data)
+
+
+FIELDS = {*dagcbor.decode_map(samples.manifest().encode()), "segment_keys"}
+NUMBERS = st.integers(0, MAX_INT)
+MANIFESTS = st.builds(
+    samples.manifest,
+    model_name=strategies.texts,
+    producer=st.dictionaries(strategies.texts, strategies.texts, max_size=3),
+    aliases=st.dictionaries(strategies.texts, st.binary(max_size=40), max_size=3),
+    tokenizer=st.none() | strategies.digests,
+    extra=st.dictionaries(strategies.texts.filter(lambda name: name not in FIELDS), strategies.values, max_size=3),
+)
+TERMS_OF_ANY = st.builds(Terms, st.just(PUBLISHER), NUMBERS, NUMBERS, st.none() | NUMBERS, strategies.texts)
+
+
+@given(MANIFESTS, TERMS_OF_ANY)
+def test_terms_come_and_go_and_all_else_stays(manifest: Manifest, terms: Terms) -> None:
+    draft = encode_draft(manifest)
+    opened = decode_draft(draft)
+    assert encode_draft(opened) == draft
+    signed = check_fits(sign_manifest(opened, terms, KEY), draft)
+    assert (signed.publisher, signed.sequence, signed.created) == (terms.publisher, terms.sequence, terms.created)
+    assert (signed.expires, signed.licence) == (terms.expires, terms.licence)
+    unsaid = {"publisher": NOBODY, "sequence": 0, "created": 0, "expires": None, "licence": ""}
+    assert replace(signed, **unsaid) == opened == replace(manifest, **unsaid)  # type: ignore[arg-type]  # of many types
+
+
+@given(MANIFESTS, MANIFESTS)
+def test_two_artifacts_have_two_drafts(one: Manifest, other: Manifest) -> None:
+    assert (encode_draft(one) == encode_draft(other)) == (one == other)
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_no_draft(data: bytes) -> None:
+    with pytest.raises(FormatError):
+        decode_draft(data)

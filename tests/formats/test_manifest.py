@@ -277,3 +277,9 @@ def test_a_flipped_bit_is_refused_or_another_manifest(position: int) -> None:
     except FormatError:
         return
     assert manifest != samples.manifest()
+
+
+def test_sealed_segment_keys_are_there_or_left_out_and_never_null() -> None:
+    """A public manifest has one form; null would be written back as another."""
+    with pytest.raises(ManifestError, match="segment_keys is not a byte string"):
+        decode_tree({**tree(), "segment_keys": None})

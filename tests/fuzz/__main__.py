@@ -1,7 +1,8 @@
 """``python -m tests.fuzz [--target NAME] [--runs N] [--seed N] [--json FILE]``: fuzz all decoders, guided by coverage.
 
 N inputs are shared out evenly among the targets. Prints for each how many were accepted and refused, and how fast, and ends
-with ``N runs, M targets, K escaped``. Exits with 1 where a decoder did what it promises never to do, with the input in hex.
+with ``N runs, M targets, A accepted, R refused, K escaped, T minutes``. Exits with 1 where a decoder did what it promises
+never to do, with the input in hex.
 """
 
 from __future__ import annotations
@@ -38,14 +39,21 @@ class Result:
         return sum(self.outcomes.values())
 
     @property
+    def accepted(self) -> int:
+        return self.outcomes.get(ACCEPTED, 0)
+
+    @property
     def escaped(self) -> int:
         return self.outcomes.get(ESCAPED, 0)
 
+    @property
+    def refused(self) -> int:
+        return self.runs - self.accepted - self.escaped
+
     def __str__(self) -> str:
-        accepted = self.outcomes.get(ACCEPTED, 0)
         return (
             f"{self.target:18} {self.runs:>10,} runs {self.runs / self.seconds:>9,.0f}/s "
-            f"{accepted:>10,} accepted {self.runs - accepted - self.escaped:>10,} refused {self.escaped:>6,} escaped"
+            f"{self.accepted:>10,} accepted {self.refused:>10,} refused {self.escaped:>6,} escaped"
         )
 
 
@@ -69,8 +77,14 @@ def main() -> int:
         for error, data in result.escapes.items():
             print(f"{result.target}: {error}\n    {data}")
     total = sum(result.runs for result in results)
+    accepted = sum(result.accepted for result in results)
     escaped = sum(result.escaped for result in results)
-    print(f"{total:,} runs, {len(results)} targets, {escaped} escaped")
+    minutes = sum(result.seconds for result in results) / 60
+    refused = sum(result.refused for result in results)
+    print(
+        f"{total:,} runs, {len(results)} targets, {accepted:,} accepted, {refused:,} refused, {escaped} escaped, "
+        f"{minutes:.1f} minutes"
+    )
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         document = {"seed": seed, "runs": total, "escaped": escaped, "targets": [asdict(result) for result in results]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import replace
 from typing import Final
 
@@ -19,8 +20,8 @@ from p2pkv.formats.segment import Segment
 from tests.fuzz.target import Target, hold
 from tests.support import samples, vectors
 
-# What is shorter is fed byte by byte too, what is longer in three pieces: feeding is quadratic for a decoder that is not done.
-BYTE_BY_BYTE: Final = 96
+# What is shorter is fed byte by byte, what is longer in three pieces: a decoder that is not done looks at it all again.
+BYTE_BY_BYTE: Final = 16
 _ARTIFACT: Final = open_artifact(samples.envelope().cid, samples.envelope().encode())
 _BLOCK: Final = samples.segment().layers[0][0]
 
@@ -33,9 +34,15 @@ def seeds_of(file: str) -> tuple[bytes, ...]:
 
 
 def pieces(data: bytes) -> list[bytes]:
-    """Return ``data`` in the cuts that a stream may bring."""
-    step = 1 if len(data) <= BYTE_BY_BYTE else -(-len(data) // 3)
-    return [data[at : at + step] for at in range(0, len(data), step)]
+    """Return ``data`` in cuts that a stream may bring: byte by byte, or in three at places that follow from all of it.
+
+    So each place is a cut in some of many inputs, and an input ends the same way each time.
+    """
+    if len(data) <= BYTE_BY_BYTE:
+        return [data[at : at + 1] for at in range(len(data))]
+    chance = zlib.crc32(data)
+    one, two = sorted((chance % len(data), (chance >> 16) % len(data)))
+    return [data[:one], data[one:two], data[two:]]
 
 
 def text_of(data: bytes) -> str:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, cast
@@ -17,6 +15,7 @@ from p2pkv.client import calls
 from p2pkv.connectors.hf import config as hf_config, weights
 from p2pkv.errors import FormatError, ModelUnsupportedError, P2pkvError, StoreError, UnknownVersionError, UsageError
 from p2pkv.formats.cid import Cid
+from p2pkv.formats.hashing import DIGEST_BYTES
 from p2pkv.limits import MAX_LEASE_S
 from p2pkv.store.pack import PackWriter, read_contents
 from p2pkv.store.pins_file import PinsFile
@@ -27,19 +26,10 @@ from p2pkv_node.setting_values import KINDS
 from tests.fuzz.formats import text_of
 from tests.fuzz.target import Target, hold
 from tests.support import samples
+from tests.support.memory_file import file_in_memory, in_memory
 
 _FILE: Final = Path("file")  # is named in errors, and not opened
-
-
-@contextmanager
-def in_memory(data: bytes) -> Iterator[int]:
-    """Yield the descriptor of a file that lies in memory alone."""
-    descriptor = os.memfd_create("fuzz")
-    try:
-        os.write(descriptor, data)
-        yield descriptor
-    finally:
-        os.close(descriptor)
+_STAMP: Final[list[list[str | int]]] = [["model.safetensors", 1, 2, 3, 4]]
 
 
 def pins_file(data: bytes) -> None:
@@ -56,8 +46,8 @@ def pack(data: bytes) -> None:
 
 
 def configuration(data: bytes) -> None:
-    with in_memory(data) as descriptor:
-        found = read_configuration({}, file=Path(f"/proc/self/fd/{descriptor}"), environment={})
+    with file_in_memory(data) as path:
+        found = read_configuration({}, file=path, environment={})
     found.config()
 
 
@@ -103,10 +93,16 @@ def answer(data: bytes) -> None:
 
 
 def checkpoint(data: bytes) -> None:
-    with in_memory(data) as descriptor:
-        path = Path(f"/proc/self/fd/{descriptor}")
+    with file_in_memory(data) as path:
         for tensor in weights.read_tensors([path]).values():
             hold(0 <= tensor.start <= tensor.end <= len(data), True)
+
+
+def digest_slot(data: bytes) -> None:
+    """What is damaged there is as good as nothing: the digest is computed again."""
+    with file_in_memory(data) as path:
+        found = weights._read_slot(path, _STAMP)
+    hold(found is None or len(found) == DIGEST_BYTES, True)
 
 
 def checkpoint_config(data: bytes) -> None:
@@ -200,5 +196,6 @@ TARGETS: Final = (
         (len(_TENSORS).to_bytes(8, "little") + _TENSORS + bytes(13),),
         (FormatError, ModelUnsupportedError),
     ),
+    Target("digest-slot", digest_slot, (_json({"stamp": _STAMP, "weights": "00" * DIGEST_BYTES}),), ()),
     Target("checkpoint-config", checkpoint_config, (_json(_CONFIG),), (FormatError, ModelUnsupportedError, UsageError)),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 import cbor2
@@ -41,6 +42,19 @@ _WIDTHS: Final = (1, 2, 4, 8)
 _HEADS: Final = bytes(
     [major << 5 | info for major in range(8) for info in (0, 1, 20, 22, 23, 24, 25, 26, 27, 28, 31)] + list(b'{}[]",:0e-')
 )
+
+
+def chance(seed: int) -> Draw:
+    """Return a source that is fast and no better than it has to be: a linear congruential generator (Knuth's MMIX)."""
+    state = seed
+
+    def draw(bound: int) -> int:
+        nonlocal state
+        state = (state * 6364136223846793005 + 1442695040888963407) & 0xFFFFFFFFFFFFFFFF
+        return (state >> 33) % bound
+
+    draw(1)
+    return draw
 
 
 def _range(data: bytes, draw: Draw) -> tuple[int, int]:
@@ -119,17 +133,28 @@ _NODE_VALUES: Final[tuple[Any, ...]] = (
 
 def _in_tree(data: bytes, _: Sequence[bytes], draw: Draw) -> bytes:
     """Change one value of a node or of JSON and write it again, so that what reads fields sees it; else ``data`` stays."""
+    match _tree(data):
+        case None:
+            return data
+        case (int(start), value):
+            return data[:start] + json.dumps(_change(_copy(value), _VALUES, draw)).encode()
+        case (None, value):
+            node: bytes = cbor2.dumps(_plain(_change(_copy(value), _NODE_VALUES, draw)), canonical=True)
+            return node
+
+
+@lru_cache(maxsize=4096)
+def _tree(data: bytes) -> tuple[int | None, Any] | None:
+    """Return what a node, or JSON from some place on, says; that is asked about the same few inputs again and again."""
     try:
-        node: bytes = cbor2.dumps(_plain(_change(dagcbor.decode(data), _NODE_VALUES, draw)), canonical=True)
-        return node
+        return None, dagcbor.decode(data)
     except FormatError:
         pass
     start = data.find(b"{")  # behind a prefix, as events have it
     try:
-        value = json.loads(data[start:])
+        return start, json.loads(data[start:])
     except (ValueError, RecursionError):
-        return data
-    return data[:start] + json.dumps(_change(value, _VALUES, draw)).encode()
+        return None
 
 
 def _change(value: Any, values: Sequence[Any], draw: Draw) -> Any:

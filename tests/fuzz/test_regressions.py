@@ -27,6 +27,7 @@ CASES: list[tuple[str, str, bytes, str]] = [
     ),
     ("a rope type that is a list", "checkpoint-config", json.dumps(_CONFIG).encode(), "model.unsupported"),
     ("a sealed pack that lost a piece", "pack", _SEALED_PACK[:64] + _SEALED_PACK[-160:], "accepted"),
+    ("a digest beside a checkpoint in a thousand brackets", "digest-slot", b"[" * 100_000, "accepted"),
 ]
 
 

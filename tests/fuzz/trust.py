@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
 from p2pkv.artifact import private
+from p2pkv.artifact.build import Terms
 from p2pkv.artifact.granting import make_grant
+from p2pkv.artifact.signing import check_fits, sign_manifest
 from p2pkv.errors import (
     FormatError,
     IntegrityError,
@@ -24,14 +25,14 @@ from p2pkv.formats.grant import Grant
 from p2pkv.formats.revocations import EVERYTHING, Revocations, Revoked, Scope
 from p2pkv.formats.statement import SignedStatement
 from p2pkv.formats.succession import Succession
-from p2pkv.store import sequence, statement_files
+from p2pkv.store import grants, sequence, statement_files
 from p2pkv.store.publisher_key import read_key_file, write_publisher_key
 from p2pkv.store.secrets import SEED_BYTES, read_node_key
 from p2pkv.store.trust_file import TrustFile
 from p2pkv.trust.rules import Action, Namespace, Rule
-from tests.fuzz.machine import in_memory
 from tests.fuzz.target import Target, hold
 from tests.support import samples
+from tests.support.memory_file import file_in_memory
 
 _FILE: Final = Path("file")  # is named in errors, and not opened
 
@@ -57,14 +58,24 @@ def grant(data: bytes) -> None:
     hold(len(decoded.artifact_key(samples.KEY)), private.ARTIFACT_KEY_BYTES)
 
 
+def grant_file(data: bytes) -> None:
+    found = grants._parse(_FILE, data)
+    hold(SignedStatement.decode(data).encode(), data)
+    hold(Grant.decode(found.encode()), found)
+
+
 def record(data: bytes) -> None:
     hold(statement_files._parse(_FILE, samples.PUBLISHER, data).publisher, samples.PUBLISHER)
 
 
 def draft(data: bytes) -> None:
-    hold(encode_draft(decode_draft(data)), data)
+    """What is a draft can be signed, and what was signed is what was drafted."""
+    manifest = decode_draft(data)
+    hold(encode_draft(manifest), data)
+    hold(encode_draft(check_fits(sign_manifest(manifest, _TERMS, samples.KEY), data)), data)
 
 
+_TERMS: Final = Terms(samples.PUBLISHER, sequence=7, created=samples.CREATED, licence="MIT")
 _KEY: Final = bytes(range(32))
 _SEALED: Final = private.seal_segment_keys(_KEY, [private.SegmentCipher(_KEY)])
 
@@ -82,21 +93,18 @@ def trust_file(data: bytes) -> None:
 
 def key_file(data: bytes) -> None:
     """Its form alone: what a passphrase opens costs what it is meant to cost."""
-    with in_memory(data) as descriptor:
-        os.fchmod(descriptor, 0o600)
-        read_key_file(Path(f"/proc/self/fd/{descriptor}"))
+    with file_in_memory(data) as path:
+        read_key_file(path)
 
 
 def node_key(data: bytes) -> None:
-    with in_memory(data) as descriptor:
-        os.fchmod(descriptor, 0o600)
-        hold(len(read_node_key(Path(f"/proc/self/fd/{descriptor}"))), SEED_BYTES)
+    with file_in_memory(data) as path:
+        hold(len(read_node_key(path)), SEED_BYTES)
 
 
 def sequence_file(data: bytes) -> None:
-    with in_memory(data) as descriptor:
-        os.fchmod(descriptor, 0o600)
-        hold(sequence._read(Path(f"/proc/self/fd/{descriptor}"), samples.PUBLISHER) >= 0, True)
+    with file_in_memory(data) as path:
+        hold(sequence._read(path, samples.PUBLISHER) >= 0, True)
 
 
 def _key_file(passphrase: bytes | None) -> bytes:
@@ -150,6 +158,7 @@ TARGETS: Final = (
     Target("revocations", revocations, tuple(each.encode() for each in _LISTS), _SIGNED),
     Target("succession", succession, (_SUCCESSION.encode(),), _SIGNED),
     Target("grant", grant, (_GRANT.encode(),), (FormatError, IntegrityError, WrongReaderError)),
+    Target("grant-file", grant_file, (SignedStatement.sign(_GRANT, samples.KEY).encode(),), (StoreError,)),
     Target("record", record, (_RECORD,), (StoreError, UnknownVersionError)),
     Target("draft", draft, (encode_draft(samples.manifest()),)),
     Target("segment-keys", sealed_segment_keys, (_SEALED,), (IntegrityError,)),

@@ -25,7 +25,10 @@ SECONDS: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """``run`` of what ``feed`` returns has to raise exactly ``error``; making the feed does not count."""
+    """``run`` of what ``feed`` returns has to raise exactly ``error``; making the feed does not count.
+
+    One with a ``name`` stands in the table ``ATTACKS`` of its module: what memory it takes, ``test_resident`` measures.
+    """
 
     name: str
     run: Callable[..., object]
@@ -42,17 +45,18 @@ def given(data: object) -> Callable[[], object]:
 
 
 def assert_refused(attack: Attack) -> P2pkvError:
-    """Run ``attack`` for its time and once more for its memory, and return the error."""
+    """Run ``attack`` for its time, where it stands in no table once more for its memory, and return the error."""
     run = attack.run if attack.feed is None else partial(attack.run, attack.feed())
     began = time.thread_time()
     error = _refusal(run, attack.error)
     assert time.thread_time() - began < SECONDS
-    tracemalloc.start()
-    try:
-        _refusal(run, attack.error)
-        assert tracemalloc.get_traced_memory()[1] < MEMORY_BYTES
-    finally:
-        tracemalloc.stop()
+    if not attack.name:
+        tracemalloc.start()
+        try:
+            _refusal(run, attack.error)
+            assert tracemalloc.get_traced_memory()[1] < MEMORY_BYTES
+        finally:
+            tracemalloc.stop()
     assert error.code == attack.error.code
     assert len(str(error)) < 1000  # whatever was sent
     return error

@@ -20,16 +20,16 @@ _CLEAR: Final = Path("/proc/self/clear_refs")
 _RESET_PEAK: Final = "5"  # proc_pid_clear_refs(5)
 
 
-def attacks() -> dict[str, Attack]:
+def attacks() -> list[tuple[str, Attack]]:
     """Return all attacks that stand in tables, by module and name."""
     modules = (
         importlib.import_module(f"tests.hostile.{path.stem}") for path in sorted(Path(__file__).parent.glob("test_*.py"))
     )
-    return {f"{module.__name__}: {attack}": attack for module in modules for attack in getattr(module, "ATTACKS", [])}
+    return [(f"{module.__name__}: {attack}", attack) for module in modules for attack in getattr(module, "ATTACKS", [])]
 
 
-def _peak() -> int:
-    found = re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+def _size(what: str) -> int:
+    found = re.search(rf"^{what}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
     assert found is not None
     return 1024 * int(found[1])
 
@@ -38,11 +38,22 @@ def taken_by(attack: Attack) -> int:
     """Return by how many bytes the peak of an attack is above what is resident before it, its feed included."""
     feed = () if attack.feed is None else (attack.feed(),)
     _CLEAR.write_text(_RESET_PEAK)
-    before = _peak()
+    before = _size("VmHWM")
     with suppress(P2pkvError):
         attack.run(*feed)
-    return _peak() - before
+    return _size("VmHWM") - before
+
+
+def main() -> None:
+    found = attacks()
+    resident = _size("VmRSS")
+    taken: dict[str, int] = {}
+    for name, attack in found:
+        # What earlier ones left is free for this one to take, and would not be seen.
+        left = max(0, _size("VmRSS") - resident)
+        taken[name] = left + taken_by(attack)
+    print(json.dumps(taken))
 
 
 if __name__ == "__main__":
-    print(json.dumps({name: taken_by(attack) for name, attack in attacks().items()}))
+    main()

@@ -15,6 +15,7 @@ from p2pkv.formats.envelope import DOMAIN, Envelope
 from p2pkv.limits import MAX_NODE_BYTES
 from p2pkv_node.bulk_greeting import DOMAIN as BULK_DOMAIN
 from tests.hostile.attack import Attack, assert_refused
+from tests.hostile.nodes import flipped
 from tests.support import edwards, samples
 
 GOOD = samples.envelope()
@@ -34,12 +35,6 @@ def sign_in(domain: bytes, payload: bytes = GOOD.payload) -> bytes:
 
 def with_scalar(scalar: int) -> bytes:
     return GOOD.signature[:32] + scalar.to_bytes(32, "little")
-
-
-def flipped(data: bytes, position: int) -> bytes:
-    changed = bytearray(data)
-    changed[position // 8] ^= 1 << position % 8
-    return bytes(changed)
 
 
 CHANGES: dict[str, dict[str, bytes]] = {

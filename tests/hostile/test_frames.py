@@ -170,7 +170,7 @@ ATTACKS = [
             "statements of nobody": encode(Statements(3, ())),
             "an offer that was not asked for": encode(BulkOffered(1, KEY, KEY)),
             "unknown frames and then a lie": frame(0x70, bytes(MIB)) * 32 + encode(Block(B, b"b")),
-            "pushes of what nobody lacked, and then a lie": frame(MessageType.HAVE, A.binary) * 5_000 + HELLO,
+            "pushes of what nobody lacked, and then a lie": frame(MessageType.HAVE, A.binary) * 1_000 + HELLO,
         }.items()
     ),
     *(
@@ -180,9 +180,9 @@ ATTACKS = [
             "a block": encode(Block(A, b"a")),
             "an answer": encode(Matches(1, ())),
             "statements": encode(Statements(1, ())),
-            "wants without end": encode(WantBlocks(MANY)) * 60,
-            "empty wants and queries without end": (encode(WantBlocks(MANY[:8])) + encode(Query(1, ()))) * 5_000,
-            "wants that are cancelled, without end": (encode(WantBlocks(MANY)) + encode(Cancel(MANY))) * 60,
+            "wants without end": encode(WantBlocks(MANY)) * 32,
+            "small wants and queries without end": (encode(WantBlocks(MANY[:64])) + encode(Query(1, ()))) * 600,
+            "wants that are cancelled, without end": (encode(WantBlocks(MANY)) + encode(Cancel(MANY))) * 32,
         }.items()
     ),
 ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import tracemalloc
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,6 +22,7 @@ from p2pkv.formats.segment import Segment
 from p2pkv.formats.tensors import Dtype, LayerGeometry, LayerKind, layer_parts
 from p2pkv.limits import MAX_BLOCKS_PER_LAYER, MAX_HEAD_DIM, MAX_KV_HEADS, MAX_LAYERS, MAX_SEGMENTS, MAX_TOKENS
 from tests.hostile.attack import MEMORY_BYTES, Attack, assert_refused
+from tests.hostile.nodes import ABSURD, BEYOND, Change, changed, encoded, put
 from tests.support import samples
 from tests.support.artifacts import make_sample
 
@@ -30,32 +30,6 @@ from tests.support.artifacts import make_sample
 SAMPLE = make_sample(range(1000, 1600))
 MANIFEST = dagcbor.decode_map(SAMPLE.artifact.manifest.encode())
 NODES = [SAMPLE.blocks[cid] for cid in SAMPLE.artifact.manifest.segments]
-ABSURD = (0, -1, -(2**63), 2**31, 2**32 - 1, 2**32, 2**63 - 1)
-BEYOND = (2**63, 2**64 - 1, -(2**63) - 1, -(2**64))
-Change = Callable[[Any], Any]
-
-
-def encoded(value: Any) -> bytes:
-    """Return DAG-CBOR, of numbers too that the profile leaves out."""
-    return cbor2.dumps(_plain(value), canonical=True)
-
-
-def _plain(value: Any) -> Any:
-    match value:
-        case Cid():
-            return cbor2.CBORTag(42, b"\0" + value.binary)
-        case dict():
-            return {key: _plain(item) for key, item in value.items()}
-        case list():
-            return [_plain(item) for item in value]
-        case _:
-            return value
-
-
-def changed(node: Any, change: Change) -> bytes:
-    node = copy.deepcopy(node)
-    change(node)
-    return encoded(node)
 
 
 def open_it(data: bytes) -> Artifact:
@@ -68,15 +42,6 @@ def open_in_place(node: bytes, index: int = 1) -> Segment:
     links[index] = Cid.of_node(node)
     manifest = replace(SAMPLE.artifact.manifest, segments=tuple(links))
     return replace(SAMPLE.artifact, manifest=manifest).open_segment(index, node)
-
-
-def put(*path: str | int, value: Any) -> Change:
-    def change(node: Any) -> None:
-        for step in path[:-1]:
-            node = node[step]
-        node[path[-1]] = value
-
-    return change
 
 
 def block(**fields: Any) -> Change:

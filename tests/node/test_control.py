@@ -161,6 +161,7 @@ NONSENSE: list[dict[str, Any]] = [
     {"segments": 1},
     {"layers": [0, 1]},
     {"impatient": True},
+    *({"quorum": value} for value in (0, 1, 17, -2, True, 2.0, "2", [2])),
 ]
 NO_SLICES: list[dict[str, Any]] = [
     *({"segments": value} for value in (0, -1, 1.0, True, "1", [1], 2**40)),
@@ -168,6 +169,7 @@ NO_SLICES: list[dict[str, Any]] = [
     *({"layers": value} for value in ([False, True], [None, 1], ["0", "1"], {"0": 1})),
     {"in_order": "yes"},
     {"impatient": 1},
+    {"quorum": 2},
 ]
 
 

@@ -22,7 +22,9 @@ from p2pkv_node.control import control_app
 from p2pkv_node.node import Node
 from p2pkv_node.openapi import document
 from tests.node.conftest import PROMPT, events_of
-from tests.support.artifacts import Sample, model
+from tests.support.artifacts import Sample, make_sample, model
+from tests.support.samples import OTHER_KEY, OTHER_PUBLISHER
+from tests.support.sim_town import TOKENS
 from tests.support.town import Daemon, Town, until
 
 DOCUMENT = document()
@@ -121,11 +123,20 @@ async def test_real_answers_and_events_are_as_it_says(
     """Every call once at least, and those that have more to tell on a node that has something to tell."""
     provider = await town.start("provider")
     await provider.plant(sample.artifact, sample.blocks)
+    witness = make_sample(TOKENS, key=OTHER_KEY, created=int(time.time()))
+    await provider.plant(witness.artifact, witness.blocks)
+    daemon.node.trust.rules.add(OTHER_PUBLISHER, "", 0)
     manifest, did = str(sample.cid), encode_did(bytes(range(32)))
     assert (await api.call("GET", "/v1/openapi.json"))["info"] == DOCUMENT["info"]
     for body in ({"manifest": manifest}, PROMPT):  # from the provider, and then from here
         (*_, report) = await api.events("/v1/fetch", body)
         assert report["hit_tokens"] == 600
+    heard = await api.events("/v1/fetch", {**PROMPT, "quorum": 2})
+    assert [event["event"] for event in heard if event["event"] not in ("progress", "segment")] == [
+        "matched",
+        "witness",
+        "report",
+    ]
     await api.events("/v1/fetch", {"manifest": manifest, "segments": 1, "layers": [0, 1], "in_order": True})
     (*_, error) = await api.events("/v1/fetch", {"manifest": NOBODY, "patience_s": 1})
     assert error["event"] == "error"

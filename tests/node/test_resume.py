@@ -12,8 +12,12 @@ import pytest
 import trio
 
 from p2pkv.errors import P2pkvError
+from p2pkv.formats.revocations import Revocations, Revoked, Scope
+from p2pkv.formats.statement import SignedStatement
+from p2pkv.store.home import HomeLayout
+from p2pkv.store.statement_files import StatementFiles
 from p2pkv.units import KIB
-from tests.support.artifacts import Sample, make_sample
+from tests.support.artifacts import KEY, PUBLISHER, Sample, make_sample
 from tests.support.town import Daemon, Town, until
 
 
@@ -73,3 +77,20 @@ async def test_what_was_abandoned_or_failed_does_not_go_on(town: Town, sample: S
     with pytest.raises(P2pkvError):
         await consumer.client.fetch(unknown.cid, patience_s=2.0)
     assert consumer.node.store.downloads.unfinished() == []
+
+
+async def test_a_download_of_what_was_taken_back_meanwhile_does_not_go_on(
+    town: Town, sample: Sample, nursery: trio.Nursery
+) -> None:
+    provider = await town.start("provider", upload_limit=64 * KIB)
+    await provider.plant(sample.artifact, sample.blocks)
+    first = await town.start("consumer")
+    await begin(first, sample, nursery)
+    await first.stop()
+    items = (Revoked(Scope.MANIFEST, sample.cid, "wrong tokenizer"),)
+    listed = Revocations(publisher=PUBLISHER, sequence=1, created=0, items=items)
+    StatementFiles(HomeLayout(first.home).statements).hear(SignedStatement.sign(listed, KEY))
+    second = await town.start("consumer")
+    await until(lambda: second.node.store.downloads.unfinished() == [])
+    assert second.node.store.index.counts()[1] == 0
+    assert (second.node.context.tally.lane_bytes, second.node.context.tally.stream_bytes) == (0, 0)

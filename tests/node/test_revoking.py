@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
+import trio
 
 from p2pkv.errors import P2pkvError, RevokedError
 from p2pkv.formats.cid import Cid
@@ -11,6 +14,7 @@ from p2pkv.formats.statement import SignedStatement
 from p2pkv.formats.tensors import Dtype
 from p2pkv.routing import followed
 from p2pkv.store.home import HomeLayout
+from p2pkv.store.index import ArtifactIndex, StoredArtifact
 from p2pkv.store.statement_files import StatementFiles
 from p2pkv.swarm import statements
 from p2pkv.swarm.target import ManifestTarget, PromptTarget
@@ -89,3 +93,39 @@ async def test_what_was_taken_back_is_not_imported(town: Town, sample: Sample) -
     with pytest.raises(RevokedError):
         await other.node.import_car(file)
     assert other.node.store.statistics().artifacts == 0
+
+
+async def test_what_was_taken_back_is_not_announced_again(town: Town, sample: Sample) -> None:
+    provider = await town.start("provider")
+    await provider.plant(sample.artifact, sample.blocks)
+    assert await provider.client.announce(sample.cid) > 1
+    take_back(provider, sample.cid)  # the node has not looked yet
+    with pytest.raises(RevokedError, match="wrong tokenizer"):
+        await provider.client.announce(sample.cid)
+    await until(lambda: provider.node.context.withheld == {sample.cid})
+    with pytest.raises(RevokedError, match="wrong tokenizer"):
+        await provider.client.announce(sample.cid)
+
+
+async def test_what_is_met_while_the_stored_ones_are_looked_through_stays_withheld(
+    town: Town, sample: Sample, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provider = await town.start("provider")
+    looking, met = threading.Event(), threading.Event()
+    artifacts = ArtifactIndex.artifacts
+
+    def look(index: ArtifactIndex, limit: int | None = None) -> list[StoredArtifact]:
+        rows = artifacts(index, limit)
+        looking.set()
+        assert met.wait(10)
+        return rows
+
+    monkeypatch.setattr(ArtifactIndex, "artifacts", look)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(provider.node.obey)
+        await until(looking.is_set)
+        await provider.plant(sample.artifact, sample.blocks)
+        take_back(provider, sample.cid)
+        provider.node.announce(sample.artifact)
+        met.set()
+    assert provider.node.context.withheld == {sample.cid}

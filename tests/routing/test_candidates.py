@@ -26,7 +26,7 @@ def test_nothing_to_choose() -> None:
 def test_the_best_that_is_possible_is_taken_at_once() -> None:
     candidates = Candidates(5)
     candidates.add("p", match(A, 5), 1.0)
-    assert candidates.choose(1.0, searching=True) == Candidate(A, 5, ["p"])
+    assert candidates.choose(1.0, searching=True) == Candidate(A, 5, 9, ["p"])
 
 
 def test_a_shorter_match_waits_a_little_for_a_longer_one() -> None:
@@ -36,13 +36,13 @@ def test_a_shorter_match_waits_a_little_for_a_longer_one() -> None:
     assert candidates.get_timer() == 1.0 + GRACE_S
     candidates.add("q", match(B, 4), 1.05)
     assert candidates.get_timer() == 1.0 + GRACE_S  # counted from the first
-    assert candidates.choose(1.0 + GRACE_S, searching=True) == Candidate(B, 4, ["q"])
+    assert candidates.choose(1.0 + GRACE_S, searching=True) == Candidate(B, 4, 9, ["q"])
 
 
 def test_nothing_is_waited_for_when_nobody_searches_any_more() -> None:
     candidates = Candidates(5)
     candidates.add("p", match(A, 3), 1.0)
-    assert candidates.choose(1.0, searching=False) == Candidate(A, 3, ["p"])
+    assert candidates.choose(1.0, searching=False) == Candidate(A, 3, 9, ["p"])
 
 
 def test_of_equal_matches_the_one_that_more_peers_offer() -> None:
@@ -51,7 +51,7 @@ def test_of_equal_matches_the_one_that_more_peers_offer() -> None:
     candidates.add("p", match(B, 5), 1.0)
     candidates.add("q", match(B, 5), 1.0)
     candidates.add("q", match(B, 5), 1.0)  # said twice, counted once
-    assert candidates.choose(1.0, searching=True) == Candidate(B, 5, ["p", "q"])
+    assert candidates.choose(1.0, searching=True) == Candidate(B, 5, 9, ["p", "q"])
 
 
 def test_a_longer_match_wins_over_more_peers() -> None:
@@ -69,7 +69,7 @@ def test_where_peers_disagree_the_longest_is_believed() -> None:
     candidates.add("p", match(A, 2), 1.0)
     candidates.add("q", match(A, 4), 1.0)
     candidates.add("r", match(A, 1), 1.0)
-    assert candidates.choose(2.0, searching=True) == Candidate(A, 4, ["p", "q", "r"])
+    assert candidates.choose(2.0, searching=True) == Candidate(A, 4, 9, ["p", "q", "r"])
 
 
 def test_each_manifest_is_chosen_once_and_the_next_best_follows_without_another_wait() -> None:

@@ -7,12 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings, strategies as st
 from nacl import exceptions as nacl_errors
 from nacl.pwhash import argon2id
 from nacl.secret import SecretBox
 from nacl.signing import SigningKey
 
-from p2pkv.errors import DiskFullError, KeyFileError, MachineError, UsageError, WrongPassphraseError
+from p2pkv.errors import (
+    DiskFullError,
+    KeyFileError,
+    MachineError,
+    UnknownVersionError,
+    UsageError,
+    WrongPassphraseError,
+)
 from p2pkv.formats.did import encode_did
 from p2pkv.limits import (
     KEY_FILE_MEMORY_BYTES,
@@ -21,9 +29,10 @@ from p2pkv.limits import (
     MAX_KEY_FILE_OPERATIONS,
     MAX_PASSPHRASE_BYTES,
 )
-from p2pkv.store import files
+from p2pkv.store import files, publisher_key
 from p2pkv.store.publisher_key import STANDARD_COST, Cost, change_passphrase, read_key_file, write_publisher_key
 from tests.support import vectors
+from tests.support.memory_file import file_in_memory
 
 SEED = bytes(range(200, 232))
 DID = encode_did(bytes(SigningKey(SEED).verify_key))
@@ -205,3 +214,32 @@ def test_a_key_file_shows_no_secret(tmp_path: Path) -> None:
     file = read_key_file(tmp_path / "me.key")
     assert SEED.hex() not in repr(file)
     assert repr(SEED) not in repr(replace(file))
+
+
+SEEDS = st.binary(min_size=32, max_size=32)
+PASSPHRASES = st.none() | st.binary(min_size=1, max_size=MAX_PASSPHRASE_BYTES)
+
+
+@settings(deadline=None)
+@given(SEEDS, PASSPHRASES, PASSPHRASES)
+def test_any_key_under_any_passphrase_and_under_no_other(seed: bytes, passphrase: bytes | None, other: bytes | None) -> None:
+    did, data = publisher_key._encode(seed, passphrase, CHEAP)
+    with file_in_memory(data) as path:
+        file = read_key_file(path)
+    assert (file.did, file.encrypted) == (did, passphrase is not None)
+    assert bytes(file.open(passphrase)) == seed
+    if passphrase is not None and other != passphrase:
+        with pytest.raises((WrongPassphraseError, UsageError)):
+            file.open(other)
+
+
+@settings(deadline=None)
+@given(SEEDS, PASSPHRASES, st.data())
+def test_no_byte_of_a_key_file_is_free(seed: bytes, passphrase: bytes | None, data: st.DataObject) -> None:
+    """Changed anywhere, it is refused, or does not open: never is it another key under the same name."""
+    _, good = publisher_key._encode(seed, passphrase, CHEAP)
+    at = data.draw(st.integers(0, len(good) - 1))
+    changed = bytearray(good)
+    changed[at] ^= data.draw(st.integers(1, 255))
+    with file_in_memory(bytes(changed)) as path, pytest.raises((KeyFileError, UnknownVersionError, WrongPassphraseError)):
+        read_key_file(path).open(passphrase)

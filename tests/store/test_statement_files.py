@@ -137,3 +137,37 @@ def test_a_later_version_is_left_alone(folder: Path) -> None:
 
 def test_the_fullest_record_fits_a_node() -> None:
     assert MAX_STATEMENTS * (MAX_STATEMENT_BYTES + 8) + 64 <= MAX_NODE_BYTES
+
+
+def test_when_a_publisher_was_heard_of_last(folder: Path) -> None:
+    files = StatementFiles(folder)
+    assert files.heard(PUBLISHER) is None
+    files.note_answers({PUBLISHER: 1000.7, OTHER_PUBLISHER: 5.0})
+    files.note_answers({OTHER_PUBLISHER: 2000.0})
+    again = StatementFiles(folder)
+    assert (again.heard(PUBLISHER), again.heard(OTHER_PUBLISHER)) == (1000, 2000)
+    assert set(again) == set()
+    again.hear(revocations(1, 5))
+    assert again.heard(PUBLISHER) == file_of(folder).stat().st_mtime
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
+
+
+def test_the_latest_answers_are_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statement_files, "MAX_FOLLOWED_PUBLISHERS", 3)
+    files = StatementFiles(folder)
+    files.note_answers({did_of(key(number)): float(number) for number in range(1, 6)})
+    assert [files.heard(did_of(key(number))) for number in range(1, 6)] == [None, None, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b"", b"nonsense", b"[]", b'{"version": 9, "answers": []}', b'{"version": 1, "answers": [{"publisher": 1, "at": "x"}, 5]}']
+    + [b'{"version": 1, "answers": [{"publisher": "%s", "at": %d}]}' % (PUBLISHER.encode(), at) for at in (-1, 10**30)],
+)
+def test_damaged_times_are_none_and_nothing_depends_on_them(folder: Path, damage: bytes) -> None:
+    files = StatementFiles(folder)
+    files.note_answers({PUBLISHER: 1000.0})
+    (folder / "answers.json").write_bytes(damage)
+    assert files.heard(PUBLISHER) is None
+    files.note_answers({PUBLISHER: 2000.0})
+    assert files.heard(PUBLISHER) == 2000

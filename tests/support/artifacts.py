@@ -47,6 +47,7 @@ def make_sample(
     key: SigningKey = KEY,
     expires: int | None = None,
     created: int = NOW,
+    sequence: int = 1,
 ) -> Sample:
     """Build and sign an artifact over ``token_ids``; equal arguments give equal bytes."""
     description = description or model()
@@ -56,7 +57,7 @@ def make_sample(
     bounds = segment_bounds(len(token_ids))
     for start, end in pairwise(bounds):
         builder.add_segment([rng.randbytes(layer_bytes(g, end - start, description.dtype)) for g in description.layers])
-    terms = Terms(encode_did(bytes(key.verify_key)), sequence=1, created=created, expires=expires, licence="CC0-1.0")
+    terms = Terms(encode_did(bytes(key.verify_key)), sequence, created, expires=expires, licence="CC0-1.0")
     envelope = Envelope.sign(builder.finish(terms, {"torch": "none"}), key)
     data = envelope.encode()
     blocks[envelope.cid] = data

@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import pytest
 import trio
 from trio.testing import MockClock
 
-from p2pkv.errors import DiskFullError, ExpiredError, FetchIncompleteError, NotFoundError, UntrustedPublisherError
+from p2pkv.errors import ExpiredError, FetchIncompleteError, NotFoundError, UntrustedPublisherError
 from p2pkv.formats.cid import Cid, Codec
 from p2pkv.formats.tensors import Dtype
-from p2pkv.limits import READ_LEASE_S
 from p2pkv.ports import Buffer
-from p2pkv.swarm.report import FetchEvent, Matched, Progress, SegmentReady
+from p2pkv.swarm.report import FetchEvent, Progress, SegmentReady
 from p2pkv.swarm.target import ManifestTarget, PromptTarget
-from sims.network import Link, open_world
-from sims.node import MemoryCatalog
+from sims.network import Link
 from sims.store import MemoryBlockStore
 from tests.support.artifacts import NOW, PUBLISHER, Sample, make_sample
 from tests.support.sim_town import PROMPT, TOKENS, Town, prompt
-
-
-@pytest.fixture
-async def town(autojump_clock: MockClock) -> AsyncIterator[Town]:
-    async with open_world() as world:
-        yield Town(world)
-
-
-@pytest.fixture(scope="module")
-def sample() -> Sample:
-    return make_sample(TOKENS)
 
 
 def segment_blocks(sample: Sample, index: int) -> tuple[Cid, ...]:
@@ -352,55 +339,3 @@ async def test_nodes_behind_the_first_are_read_when_the_first_block_is_here_or_a
     (first, _, _), (second, _, done) = steps[:2]
     assert done or second - first == pytest.approx(0.02)
     assert bool(done) == (up == 100_000_000)
-
-
-class WatchedCatalog(MemoryCatalog):
-    """Notes leases: when they are taken, for how long, and what becomes of them. A full disk has none to give."""
-
-    def __init__(self, *, full: bool = False) -> None:
-        super().__init__()
-        self.full = full
-        self.taken: list[tuple[Cid, float]] = []
-        self.renewed: list[tuple[int, float]] = []
-
-    def lease(self, manifest: Cid, seconds: float) -> int:
-        if self.full:
-            raise DiskFullError("there is no room for a lease")
-        self.taken.append((manifest, seconds))
-        return len(self.taken)
-
-    def renew(self, lease: int, seconds: float) -> None:
-        self.renewed.append((lease, seconds))
-
-
-async def test_what_is_fetched_is_leased_before_it_comes_and_a_while_for_its_readers(
-    autojump_clock: MockClock, town: Town, sample: Sample
-) -> None:
-    await town.provider("a", sample)
-    consumer = town.node("c", trusted=[PUBLISHER])
-    catalog = consumer.context.catalog = WatchedCatalog()
-
-    def look(event: FetchEvent) -> None:
-        if isinstance(event, Matched):
-            assert catalog.taken == [(sample.cid, 60.0 + READ_LEASE_S)]
-            assert catalog.renewed == []
-
-    assert (await consumer.fetch(prompt(), emit=look, patience_s=60.0)).hit_tokens == 600
-    assert catalog.renewed == [(1, READ_LEASE_S)]
-
-
-async def test_a_cancelled_fetch_shortens_its_lease_too(autojump_clock: MockClock, town: Town, sample: Sample) -> None:
-    await town.provider("a", sample, link=Link(up=10_000))
-    consumer = town.node("c", trusted=[PUBLISHER])
-    catalog = consumer.context.catalog = WatchedCatalog()
-    with trio.move_on_after(0.5):
-        await consumer.fetch(prompt())
-    assert len(catalog.taken) == 1
-    assert catalog.renewed == [(1, READ_LEASE_S)]
-
-
-async def test_a_fetch_goes_on_without_a_lease(autojump_clock: MockClock, town: Town, sample: Sample) -> None:
-    await town.provider("a", sample)
-    consumer = town.node("c", trusted=[PUBLISHER])
-    consumer.context.catalog = WatchedCatalog(full=True)
-    assert (await consumer.fetch(prompt())).hit_tokens == 600

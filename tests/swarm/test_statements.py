@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -16,26 +15,17 @@ from p2pkv.formats.revocations import EVERYTHING, Revocations, Revoked, Scope
 from p2pkv.formats.statement import SignedStatement
 from p2pkv.keys import publisher_key
 from p2pkv.limits import MAX_STATEMENT_PROVIDERS, STATEMENTS_PERIOD_S, STATEMENTS_RETRY_S, STATEMENTS_TIMEOUT_S
+from p2pkv.swarm import statements
+from p2pkv.swarm.report import FetchEvent, SegmentReady
 from p2pkv.swarm.target import ManifestTarget
-from sims.network import open_world
+from sims.network import Link
 from sims.node import SimNode
-from tests.support.artifacts import KEY, PUBLISHER, Sample, make_sample
+from tests.support.artifacts import KEY, PUBLISHER, Sample
 from tests.support.samples import OTHER_KEY
-from tests.support.sim_town import TOKENS, Town, prompt
+from tests.support.sim_town import Town, prompt
 from tests.support.statements import THIRD_KEY, did_of, revocations, succession
 
 SCAN_S = 6.0  # a scan, and the way
-
-
-@pytest.fixture
-async def town(autojump_clock: MockClock) -> AsyncIterator[Town]:
-    async with open_world() as world:
-        yield Town(world)
-
-
-@pytest.fixture(scope="module")
-def sample() -> Sample:
-    return make_sample(TOKENS)
 
 
 def running(town: Town, *nodes: SimNode) -> None:
@@ -174,3 +164,57 @@ async def test_what_was_taken_back_is_not_served(autojump_clock: MockClock, town
     assert (report.hit_tokens, report.refusals) == (0, ())
     with pytest.raises(NotFoundError):
         await consumer.fetch(ManifestTarget(sample.artifact.cid), patience_s=20)
+
+
+async def test_when_somebody_answered_is_noted(autojump_clock: MockClock, town: Town) -> None:
+    """Nobody knows a statement of the other publisher: that is no answer."""
+    other = did_of(OTHER_KEY)
+    holder, consumer = town.node("holder"), town.node("c", trusted=[PUBLISHER, other])
+    holder.records.hear(revocations(1, 7, signer=KEY))
+    running(town, holder)
+    await trio.sleep(SCAN_S)
+    running(town, consumer)
+    await trio.sleep(2 * SCAN_S)
+    assert consumer.records.answers == {PUBLISHER: consumer.context.wall_clock()}
+
+
+@pytest.mark.parametrize("by_cid", [False, True])
+async def test_a_fetch_that_is_under_way_ends_when_its_artifact_is_taken_back(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, town: Town, sample: Sample, by_cid: bool
+) -> None:
+    monkeypatch.setattr(statements, "STATEMENTS_SCAN_S", 0.5)
+    await town.provider("mirror", sample, link=Link(up=8_000))
+    consumer = town.node("c", trusted=[PUBLISHER])
+    running(town, consumer)
+    events: list[FetchEvent] = []
+
+    def hear(event: FetchEvent) -> None:
+        events.append(event)
+        if isinstance(event, SegmentReady):
+            consumer.records.hear(taking_back(sample.artifact.cid))
+
+    if by_cid:
+        with pytest.raises(RevokedError, match="wrong tokenizer"):
+            await consumer.fetch(ManifestTarget(sample.artifact.cid), emit=hear)
+    else:
+        report = await consumer.fetch(prompt(), emit=hear)
+        assert (report.hit_tokens, report.segments, report.artifact) == (0, 0, None)
+        assert [(refusal.manifest, refusal.code) for refusal in report.refusals] == [(str(sample.cid), "trust.revoked")]
+    assert 0 < sum(isinstance(event, SegmentReady) for event in events) < 3
+
+
+async def test_a_fetch_goes_on_where_what_is_heard_is_of_something_else(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, town: Town, sample: Sample
+) -> None:
+    monkeypatch.setattr(statements, "STATEMENTS_SCAN_S", 0.5)
+    await town.provider("mirror", sample, link=Link(up=8_000))
+    consumer = town.node("c", trusted=[PUBLISHER])
+    running(town, consumer)
+
+    async def take_back() -> None:
+        await trio.sleep(2)
+        consumer.records.hear(taking_back(Cid.of_node(b"another")))
+
+    town.world.nursery.start_soon(take_back)
+    assert (await consumer.fetch(prompt())).hit_tokens == 600
+    assert not consumer.context.reconsider

@@ -15,7 +15,7 @@ from p2pkv.formats.revocations import EVERYTHING, Revocations, Revoked, Scope
 from p2pkv.formats.statement import SignedStatement, StatementKind
 from p2pkv.formats.succession import Succession
 from p2pkv.limits import MAX_LISTS_PER_PUBLISHER, MAX_REVOCATIONS, MAX_SUCCESSIONS
-from p2pkv.trust.record import Record, record_from, succeeded
+from p2pkv.trust.record import Record, holder, record_from, succeeded
 from tests.support.samples import CREATED, KEY, OTHER_KEY, OTHER_PUBLISHER, PUBLISHER
 from tests.support.statements import THIRD_KEY, did_of, key, revocations, succession
 
@@ -50,7 +50,7 @@ def test_what_a_later_list_leaves_out_stays_taken_back() -> None:
 def test_the_next_list_has_all_of_the_ones_before() -> None:
     record = record_from(PUBLISHER, [revocations(1, 5), revocations(2, 6)])
     item = Revoked(Scope.BEFORE, 9, "more")
-    longer = record.next_list(item, CREATED, sequence=1)
+    longer = record.next_list(item, CREATED, sequence=3)
     assert (longer.sequence, longer.created) == (3, CREATED)
     assert [known.key for known in longer.items] == [(Scope.BEFORE, 5), (Scope.BEFORE, 6), (Scope.BEFORE, 9)]
     merged = record.heard(SignedStatement.sign(longer, KEY))
@@ -138,6 +138,25 @@ def test_a_burnt_key_has_no_successor_whichever_came_first() -> None:
         assert record.burnt is not None
         assert record.succession is None
         assert list(succeeded(PUBLISHER, {PUBLISHER: record})) == [PUBLISHER]
+
+
+def test_keys_in_a_row_have_one_holder_however_long_it_is() -> None:
+    row = [key(number) for number in range(100, 100 + MAX_SUCCESSIONS + 3)]
+    known = records(*(succession(old, new) for old, new in pairwise(row)))
+    assert {holder(did_of(each), known) for each in row} == {did_of(row[-1])}
+    assert holder(PUBLISHER, known) == PUBLISHER
+
+
+def test_keys_in_a_ring_have_one_holder_and_so_has_who_leads_into_it() -> None:
+    known = records(succession(KEY, OTHER_KEY), succession(OTHER_KEY, THIRD_KEY), succession(THIRD_KEY, OTHER_KEY))
+    assert len({holder(did_of(each), known) for each in (KEY, OTHER_KEY, THIRD_KEY)}) == 1
+
+
+def test_a_succession_that_is_not_followed_makes_nobody_one() -> None:
+    forked = records(succession(KEY, OTHER_KEY), succession(KEY, THIRD_KEY))
+    burnt = records(succession(KEY, OTHER_KEY), revocations(1, EVERYTHING))
+    for known in (forked, burnt):
+        assert len({holder(did_of(each), known) for each in (KEY, OTHER_KEY, THIRD_KEY)}) == 3
 
 
 # --- any order ----------------------------------------------------------------------------------------------------------

@@ -138,6 +138,7 @@ PRIVATE_ENVELOPE = node(
     {},
 )
 
+START = sealed(ARTIFACT_KEY, b"p2pkv/start/v1", TOKEN_BYTES)
 MATCH_NAMESPACE = keyed(ARTIFACT_KEY, preimage("p2pkv/match/v1"))
 MATCH_ROOT = hashed(joined(preimage("p2pkv/chain-root/v1", (MODEL_ID, ""), (MATCH_NAMESPACE, ""))))
 MATCH_KEY = hashed(joined(preimage("p2pkv/chain/v1", (MATCH_ROOT, ""), (TOKEN_BYTES, ""))))
@@ -160,6 +161,7 @@ GRANT = node(
         "sealed_key": joined(SEALED_ARTIFACT_KEY),
         "model_id": MODEL_ID,
         "token_count": 3,
+        "start": joined(START),
         "match": MATCH_KEY,
         "expires": 1798761600,
     },
@@ -169,6 +171,7 @@ GRANT = node(
         "sealed_key": "the artifact key in a sealed box",
         "model_id": "that of the manifest",
         "token_count": "that of the manifest",
+        "start": "the token ids of the first segment, sealed",
         "match": "32 bytes for each segment",
         "expires": "seconds since the epoch, or null for never",
     },

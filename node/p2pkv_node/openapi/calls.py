@@ -11,6 +11,7 @@ from p2pkv.limits import (
     MAX_NAME_BYTES,
     MAX_PIN_NAME_BYTES,
     MAX_PREFILL_S,
+    MAX_QUORUM,
     MAX_SEGMENTS,
     MAX_TOKENS,
     MAX_TOKENS_PER_S,
@@ -86,9 +87,13 @@ _FETCH_PROMPT: Final = obj(
         "dtype": one_of(*Dtype),
         "token_ids": items(_TOKEN, minItems=1, maxItems=MAX_TOKENS),
         "shared": said(nullable({"type": "integer", "minimum": 1}), "Tokens from the start that others share."),
+        "quorum": said(
+            nullable({"type": "integer", "minimum": 2, "maximum": MAX_QUORUM}),
+            "Look for other publishers too, until so many have signed the same.",
+        ),
         **_FETCH,
     },
-    optional=("shared", *_FETCH),
+    optional=("shared", "quorum", *_FETCH),
     description="What is published of a prompt.",
 )
 _FETCH_ARTIFACT: Final = obj(

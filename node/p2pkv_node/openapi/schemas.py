@@ -262,6 +262,7 @@ SCHEMAS: Final[dict[str, Any]] = {
             ref("FetchProgress"),
             ref("FetchMatched"),
             ref("FetchSegment"),
+            ref("FetchWitness"),
             ref("FetchReport"),
             ref("ErrorEvent"),
         ]
@@ -297,6 +298,7 @@ SCHEMAS: Final[dict[str, Any]] = {
         }
     ),
     "FetchSegment": obj({"event": constant("segment"), "index": COUNT, "blocks": ref("Places")}),
+    "FetchWitness": obj({"event": constant("witness"), "manifest": CID, "blocks": ref("Places")}),
     "FetchReport": obj(
         {
             "event": constant("report"),

@@ -49,6 +49,7 @@ def examine(home: Path) -> list[Finding]:
         _finding("home", lambda: home_checks.check_home(home)),
         _finding("keys", lambda: home_checks.check_keys(home)),
         _finding("trust", lambda: home_checks.check_trust(home)),
+        _finding("revocations", lambda: home_checks.check_revocations(home, time.time())),
         _failed("lock", holder) if isinstance(holder, P2pkvError) else node.check_lock(holder),
         _failed("index", index) if isinstance(index, P2pkvError) else _check_index(layout, index, packs),
         _failed("packs", packs) if isinstance(packs, P2pkvError) else home_checks.check_packs(packs, _damaged(status)),

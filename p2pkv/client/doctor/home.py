@@ -10,13 +10,15 @@ import pwd
 import re
 import shlex
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 from p2pkv.client.doctor.finding import Finding, State
-from p2pkv.limits import FULL_DISK_BYTES, MIN_FREE_BYTES, MIN_FREE_INODES, MIN_FREE_SHARE
+from p2pkv.client.doctor.machine import moment
+from p2pkv.limits import FULL_DISK_BYTES, MIN_FREE_BYTES, MIN_FREE_INODES, MIN_FREE_SHARE, STATEMENTS_STALE_S
 from p2pkv.store.home import HomeLayout
+from p2pkv.store.home_trust import HomeTrust
 from p2pkv.store.publisher_key import read_key_file
 from p2pkv.store.secrets import read_node_key
 from p2pkv.store.statement_files import StatementFiles
@@ -73,7 +75,7 @@ def _folders(home: Path) -> list[Path]:
 
 
 def check_keys(home: Path) -> Finding:
-    """Whether the keys that are there can be read, by their owner alone. Raises what reading them raises."""
+    """Whether keys, namespaces and grants that are there can be read, by their owner alone. Raises as reading keys does."""
     layout = HomeLayout(home)
     found: list[str] = []
     for label, path, read in (
@@ -83,7 +85,30 @@ def check_keys(home: Path) -> Finding:
         if path.exists():
             read(path)
             found.append(label)
+    exposed = next(filter(_open_to_others, _secret_paths(layout)), None)
+    if exposed is not None:
+        return Finding(
+            "keys",
+            State.PROBLEM,
+            f"other users of this machine may look into {exposed}",
+            f"Run `chmod -R go= {shlex.quote(str(exposed))}`; if others had access to this machine, make new keys.",
+        )
     return Finding("keys", State.OK, f"{' and '.join(found)}, readable by you alone" if found else "none yet")
+
+
+def _secret_paths(layout: HomeLayout) -> Iterator[Path]:
+    """Yield the folders of secrets that are there, and what is in them."""
+    for folder in (layout.keys, layout.namespaces, layout.grants, layout.issued_grants):
+        if folder.is_dir():
+            yield folder
+            yield from sorted(folder.iterdir())
+
+
+def _open_to_others(path: Path) -> bool:
+    try:
+        return bool(stat.S_IMODE(path.stat().st_mode) & 0o077)
+    except FileNotFoundError:
+        return False  # taken away just now
 
 
 def check_disk(home: Path) -> Finding:
@@ -159,6 +184,31 @@ def check_trust(home: Path) -> Finding:
             "Run `p2pkv trust add did:key:z6Mk...` for each publisher that you know; `p2pkv keygen` tells them their name.",
         )
     return Finding("trust", State.OK, plural(len(trusted), "trusted publisher"))
+
+
+def check_revocations(home: Path, now: float) -> Finding:
+    """Whether this home heard lately what trusted publishers take back; ``now`` is in seconds since the epoch.
+
+    A publisher of whom no statement is known here may have made none: of that there is nothing to hear. Raises StoreError,
+    UnknownVersionError.
+    """
+    trust = HomeTrust(HomeLayout(home))
+    followed = trust.followed()
+    last = {publisher: trust.records.heard(publisher) or 0.0 for publisher in followed if publisher in trust.records}
+    stale = sorted((at, publisher) for publisher, at in last.items() if now - at > STATEMENTS_STALE_S)
+    name = "revocations"
+    if stale:
+        at, publisher = stale[0]
+        return Finding(
+            name,
+            State.WARNING,
+            f"not heard since {moment(at)} what {publisher} takes back{_and_more(len(stale) - 1)}",
+            "Let the node run where it reaches others. Without a network, ask the publisher for the file of its list, and run "
+            "`p2pkv trust hear FILE`.",
+        )
+    if not last:
+        return Finding(name, State.OK, "no trusted publisher took anything back, as far as is known here")
+    return Finding(name, State.OK, f"heard within the last day, of {plural(len(last), 'trusted publisher')}")
 
 
 def times_signed(home: Path) -> list[int]:

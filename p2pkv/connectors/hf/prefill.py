@@ -100,6 +100,7 @@ def _check_steps(steps: Sequence[Step], token_count: int) -> None:
 
 
 def id_tensor(model: PreTrainedModel, token_ids: Sequence[int]) -> Tensor:
+    """Return ``token_ids`` as the model takes them, ``[1, tokens]``. Raises UsageError for an id that it does not have."""
     vocabulary = int(model.config.vocab_size)
     if min(token_ids) < 0 or max(token_ids) >= vocabulary:
         raise UsageError(f"token ids are numbers below {vocabulary}", advice="Pass the ids of this model's tokenizer.")

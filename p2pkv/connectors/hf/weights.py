@@ -207,7 +207,7 @@ def _read_slot(slot: Path, stamp: list[list[str | int]]) -> bytes | None:
         held = json.loads(slot.read_bytes())
         result = bytes.fromhex(held["weights"])
         return result if held["stamp"] == stamp and len(result) == DIGEST_BYTES else None
-    except (OSError, ValueError, TypeError, KeyError):  # absent or damaged: the digest is simply computed again
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):  # absent or damaged: the digest is computed again
         return None
 
 
