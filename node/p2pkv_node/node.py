@@ -73,6 +73,7 @@ class Node:
         network: Libp2pNetwork,
         routing: KadRouting,
         context: Context,
+        trust: HomeTrust,
         nursery: trio.Nursery,
     ) -> None:
         self._nursery = nursery
@@ -80,7 +81,7 @@ class Node:
         self.store = store
         self.network = network
         self.routing = routing
-        self.trust = HomeTrust(store.layout)
+        self.trust = trust
         self.context = context
         self.server = Server(
             context,
@@ -349,7 +350,7 @@ async def open_node(
             agent=f"p2pkv-node/{__version__}",
         )
         nursery = await stack.enter_async_context(open_background())
-        node = Node(config, store, network, routing, context, nursery)
+        node = Node(config, store, network, routing, context, trust, nursery)
         context.gained = node.server.gained
         context.statements = partial(statements_of, node.trust.records)
         context.met = node.statements.hasten

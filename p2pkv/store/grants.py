@@ -18,7 +18,7 @@ from p2pkv.formats.did import decode_did
 from p2pkv.formats.grant import Grant
 from p2pkv.formats.statement import SignedStatement
 from p2pkv.limits import MAX_STATEMENT_BYTES
-from p2pkv.store.files import make_private_folder, os_errors, read_up_to, replace_file
+from p2pkv.store.files import locked, make_private_folder, os_errors, read_up_to, replace_file
 from p2pkv.store.home import HomeLayout
 
 SUFFIX: Final = ".grant"
@@ -40,11 +40,14 @@ class GrantFiles:
         """
         grant = SignedStatement.decode(data).open(Grant)
         path = self._path(grant.manifest)
-        before = _read(path)
-        # Another publisher's is no successor; which of the two is the artifact's own shows when its manifest is here.
-        if before is not None and before.publisher == grant.publisher and before.sequence > grant.sequence:
-            raise UsageError(f"a newer grant of {grant.manifest} is here already", advice="Remove it first to go back.")
-        _write(path, data)
+        with os_errors(f"make {self._folder}"):
+            make_private_folder(self._folder)
+        with locked(self._folder, os.O_RDONLY):
+            before = _read(path)
+            # Another publisher's is no successor; which of the two is the artifact's own shows when its manifest is here.
+            if before is not None and before.publisher == grant.publisher and before.sequence > grant.sequence:
+                raise UsageError(f"a newer grant of {grant.manifest} is here already", advice="Remove it first to go back.")
+            _write(path, data)
         return grant
 
     def get(self, manifest: Cid) -> Grant:

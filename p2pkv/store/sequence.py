@@ -39,7 +39,7 @@ def next_sequence(key_file: Path, did: str, now: float, *, above: int = 0) -> in
     Raises KeyFileError where the file of numbers is damaged, of another publisher, or at its end; DiskFullError, StoreError.
     """
     path = sequence_file(key_file)
-    with locked(key_file, os.O_RDONLY):  # for the time of one small write
+    with locked(key_file.parent, os.O_RDONLY):  # not the file of the key or of the numbers: both are replaced
         last = _read(path, did)
         number = max(last + 1, above + 1, sequence_at(now))
         if number > MAX_INT:

@@ -12,6 +12,7 @@ import cbor2
 from p2pkv.errors import FormatError
 from p2pkv.formats import dagcbor
 from p2pkv.formats.cid import Cid
+from tests.support.cbor import encoded
 
 Draw: TypeAlias = Callable[[int], int]
 """Returns a number from 0 to below its argument, which is at least 1: the only source of chance here."""
@@ -139,7 +140,7 @@ def _in_tree(data: bytes, _: Sequence[bytes], draw: Draw) -> bytes:
         case (int(start), value):
             return data[:start] + json.dumps(_change(_copy(value), _VALUES, draw)).encode()
         case (None, value):
-            node: bytes = cbor2.dumps(_plain(_change(_copy(value), _NODE_VALUES, draw)), canonical=True)
+            node: bytes = encoded(_change(_copy(value), _NODE_VALUES, draw))
             return node
 
 
@@ -184,18 +185,6 @@ def _copy(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _copy(item) for key, item in value.items()}
     return [_copy(item) for item in value] if isinstance(value, list) else value
-
-
-def _plain(value: Any) -> Any:
-    match value:
-        case Cid():
-            return cbor2.CBORTag(42, b"\0" + value.binary)
-        case dict():
-            return {key: _plain(item) for key, item in value.items()}
-        case list():
-            return [_plain(item) for item in value]
-        case _:
-            return value
 
 
 MUTATIONS: Final[tuple[Mutation, ...]] = (

@@ -6,32 +6,13 @@ import copy
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
-import cbor2
-
-from p2pkv.formats.cid import Cid
+from tests.support.cbor import encoded
 
 Change: TypeAlias = Callable[[Any], Any]
 
 ABSURD: Final = (0, -1, -(2**63), 2**31, 2**32 - 1, 2**32, 2**63 - 1)
 BEYOND: Final = (2**63, 2**64 - 1, -(2**63) - 1, -(2**64))
 """Integers of CBOR that the profile does not have."""
-
-
-def encoded(value: Any) -> bytes:
-    """Return DAG-CBOR, of numbers too that the profile leaves out."""
-    return cbor2.dumps(_plain(value), canonical=True)
-
-
-def _plain(value: Any) -> Any:
-    match value:
-        case Cid():
-            return cbor2.CBORTag(42, b"\0" + value.binary)
-        case dict():
-            return {key: _plain(item) for key, item in value.items()}
-        case list():
-            return [_plain(item) for item in value]
-        case _:
-            return value
 
 
 def changed(node: Any, change: Change) -> bytes:

@@ -22,9 +22,10 @@ from p2pkv.formats.segment import Segment
 from p2pkv.formats.tensors import Dtype, LayerGeometry, LayerKind, layer_parts
 from p2pkv.limits import MAX_BLOCKS_PER_LAYER, MAX_HEAD_DIM, MAX_KV_HEADS, MAX_LAYERS, MAX_SEGMENTS, MAX_TOKENS
 from tests.hostile.attack import MEMORY_BYTES, Attack, assert_refused
-from tests.hostile.nodes import ABSURD, BEYOND, Change, changed, encoded, put
+from tests.hostile.nodes import ABSURD, BEYOND, Change, changed, put
 from tests.support import samples
 from tests.support.artifacts import make_sample
+from tests.support.cbor import encoded
 
 # Two whole segments and a tail.
 SAMPLE = make_sample(range(1000, 1600))

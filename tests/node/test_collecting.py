@@ -14,6 +14,7 @@ from p2pkv.formats.cid import Cid
 from p2pkv.ports import PeerAddress
 from p2pkv.routing.boundaries import announce_keys
 from p2pkv.store.collect import Collected
+from p2pkv.store.home_trust import HomeTrust
 from p2pkv.store.progress import Progress
 from p2pkv.store.staging import open_staging
 from p2pkv.store.store import Store, open_store
@@ -44,7 +45,7 @@ async def node(tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[Node]:
             rng=random.Random(0),
             offload=in_thread,
         )
-        yield Node(NodeConfig(tmp_path), store, nothing, nothing, context, nursery)
+        yield Node(NodeConfig(tmp_path), store, nothing, nothing, context, HomeTrust(store.layout), nursery)
 
 
 async def publish(node: Node, sample: Sample) -> None:

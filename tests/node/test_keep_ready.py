@@ -20,6 +20,7 @@ from p2pkv.limits import READY_STEP_BYTES
 from p2pkv.store.blocks import BlockPacks
 from p2pkv.store.database import Database
 from p2pkv.store.home import HomeLayout
+from p2pkv.store.home_trust import HomeTrust
 from p2pkv.store.store import Store
 from p2pkv.swarm.context import Context
 from p2pkv.trust.policy import Decision
@@ -82,7 +83,7 @@ def bare_node(store: Store, nursery: trio.Nursery) -> Node:
         rng=random.Random(0),
         offload=in_place,
     )
-    return Node(NodeConfig(store.layout.home), store, nothing, nothing, context, nursery)
+    return Node(NodeConfig(store.layout.home), store, nothing, nothing, context, HomeTrust(store.layout), nursery)
 
 
 def sizes(blocks: Blocks) -> list[int]:

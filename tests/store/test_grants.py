@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from p2pkv.formats.did import encode_did
 from p2pkv.formats.grant import Grant
 from p2pkv.formats.statement import SignedStatement
 from p2pkv.keys import chain
+from p2pkv.store import grants
 from p2pkv.store.car_file import export_car, import_car
 from p2pkv.store.grants import GrantFiles
 from p2pkv.store.home import HomeLayout
@@ -45,6 +47,24 @@ def test_a_grant_is_kept_for_its_owner_alone_and_found_by_its_artifact(tmp_path:
     assert not files.remove(GRANT.manifest)
     with pytest.raises(GrantMissingError):
         files.get(GRANT.manifest)
+
+
+def test_two_that_are_added_at_once_leave_the_newer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = GrantFiles(tmp_path)
+    read, newer = grants._read, replace(GRANT, sequence=GRANT.sequence + 1)
+    later: list[Future[Grant]] = []
+
+    def read_and_add(path: Path) -> Grant | None:
+        before = read(path)
+        if not later:
+            later.append(pool.submit(files.add, signed(newer)))
+            wait(later, timeout=0.2)
+        return before
+
+    monkeypatch.setattr(grants, "_read", read_and_add)
+    with ThreadPoolExecutor(1) as pool:
+        files.add(signed())
+        assert later[0].result() == files.get(GRANT.manifest) == newer
 
 
 def test_a_newer_grant_replaces_an_older_one_and_not_the_other_way(tmp_path: Path) -> None:

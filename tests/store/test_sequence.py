@@ -6,15 +6,15 @@ import os
 import random
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
 
 from p2pkv.errors import DiskFullError, KeyFileError
 from p2pkv.formats.dagcbor import MAX_INT
-from p2pkv.store import files
-from p2pkv.store.publisher_key import write_publisher_key
+from p2pkv.store import files, sequence
+from p2pkv.store.publisher_key import change_passphrase, read_key_file, write_publisher_key
 from p2pkv.store.sequence import next_sequence, sequence_at, sequence_file
 from tests.support.samples import OTHER_PUBLISHER
 
@@ -88,6 +88,26 @@ def test_threads_and_processes_never_share_a_number(key: Path, did: str) -> None
         threads = [pool.submit(next_sequence, key, did, 0.0) for _ in range(20)]
         given = [thread.result() for thread in threads] + [number for each in processes for number in each]
     assert sorted(given) == list(range(1, 61))
+
+
+def test_a_key_file_that_is_replaced_meanwhile_gives_no_number_twice(
+    key: Path, did: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another passphrase is another file; whoever asks for a number then waits for the one before all the same."""
+    read = sequence._read
+    later: list[Future[int]] = []
+
+    def read_and_replace(path: Path, publisher: str) -> int:
+        last = read(path, publisher)
+        if not later:
+            change_passphrase(read_key_file(key), None, None)
+            later.append(pool.submit(next_sequence, key, did, NOW))
+            wait(later, timeout=0.2)
+        return last
+
+    monkeypatch.setattr(sequence, "_read", read_and_replace)
+    with ThreadPoolExecutor(1) as pool:
+        assert next_sequence(key, did, NOW) < later[0].result()
 
 
 @pytest.mark.parametrize(
